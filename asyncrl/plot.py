@@ -1,7 +1,8 @@
 """`python -m asyncrl.plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks, or ratings.
 
     python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
-    python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|wall_time [--metric=eval]
+    python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|processor_time|wall_time
+        [--metric=eval] [--smooth=10]
     python -m asyncrl.plot speedup RUN...
     python -m asyncrl.plot elo RUN...
     python -m asyncrl.plot population RUN...

@@ -2,11 +2,16 @@
 
     python scripts/waiting_speedup.py --work_dir=waiting            # about 15 minutes a round
     python scripts/waiting_speedup.py --work_dir=waiting --table    # only the table of the results
+    python scripts/waiting_speedup.py --work_dir=waiting --ranks    # figures of ranks; about 10 minutes
 
 Each step sleeps 5 ms (`waiting_env.py`), so more workers than cores help until the cores are busy: 1, 2, 4, 8 and 16
 workers of one environment each run A3C (`synced`) and SAC (`shared`) on Hogwild, and A2C and PPO with a learner, async.
 The ideal is as many times the speed of one worker. The last group has 8 workers of A3C with bounds of staleness.
 Results are appended to waiting.jsonl; a measurement with a result is not repeated, so the script may be stopped.
+
+With --ranks, PPO and SAC train --env_steps steps with 1, 2, 4 and 8 ranks of torchrun, each with one worker of one
+environment (`asyncrl benchmark`, which continues what was stopped), and `asyncrl plot` draws their returns over the
+steps of each rank and of all, processor time and wall time, and the speed-up beside the ideal.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ import sys
 from pathlib import Path
 
 from rounds import Row, carry_out, env_steps_per_s, parser
+
+from asyncrl.benchmark import main as benchmark
+from asyncrl.plot import main as plot
 
 ENV = "waiting_env:make"
 COMMON = ("--preset=classic_control", "--num_envs_per_worker=1", "--device=cpu")
@@ -32,6 +40,16 @@ ALGORITHMS = {
     "SAC, shared": SAC,
 }
 BOUNDED = "A3C, synced, 8 workers"
+# Minibatches of each rank; an optimizer step has those of all ranks.
+RANKED = {
+    "ppo": ("--rollout=64", "--batch_size=64", "--num_batches_per_epoch=2", "--num_epochs=4"),
+    "sac": ("--updates_per_env_step=0.0625", "--warmup_env_steps=500", "--batch_size=64"),
+}
+
+
+def counts(text: str) -> list[int]:
+    """Splits the value of a flag at its commas."""
+    return [int(number) for number in text.split(",")]
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
@@ -53,15 +71,39 @@ def steps_per_s(name: str, flags: tuple[str, ...], options: argparse.Namespace, 
     return env_steps_per_s(name, ENV, (of_env, *COMMON, *flags), options, round_idx)
 
 
+def measure_ranks(options: argparse.Namespace) -> int:
+    """Trains with each number of ranks and draws the figures; returns the first exit code that is not 0."""
+    for algo, flags in RANKED.items():
+        output = options.work_dir.resolve() / f"ranks_{algo}"
+        asked = (
+            *(f"--algo={algo}", f"--env={ENV}", f'--env_kwargs={{"step_ms": {options.step_ms:g}}}', *COMMON, *flags),
+            *(f"--num_ranks={','.join(map(str, options.num_ranks))}", "--num_workers=1", "--modes=async", "--seeds=1"),
+            *("--measure_s=0", "--episodes=0", f"--train_for_env_steps={options.env_steps}", f"--output={output}"),
+        )
+        code = 0 if options.table else benchmark(asked)
+        runs = [str(path) for path in sorted((output / "runs").glob("learning_*"))]
+        for axis in ("per_rank_steps", "total_steps", "processor_time", "wall_time"):
+            file = f"--out={output / f'returns_over_{axis}.png'}"
+            code = code or plot(["compare", *runs, f"--x={axis}", f"--smooth={options.smooth}", file])
+        code = code or plot(["speedup", *runs, f"--out={output / 'speedup.png'}"])
+        if code != 0:
+            return code
+    return 0
+
+
 def main() -> int:
     found = parser(__doc__, rounds=3, warm_up_s=5.0, measure_s=15.0)
     found.add_argument("--step_ms", type=float, default=5.0, help="how long a step waits")
-    found.add_argument(
-        "--num_workers", type=lambda text: [int(number) for number in text.split(",")], default=[1, 2, 4, 8, 16]
-    )
+    found.add_argument("--num_workers", type=counts, default=[1, 2, 4, 8, 16])
+    found.add_argument("--ranks", action="store_true", help="figures of ranks in place of the table")
+    found.add_argument("--num_ranks", type=counts, default=[1, 2, 4, 8])
+    found.add_argument("--env_steps", type=int, default=24_000, help="with --ranks: steps of all ranks together")
+    found.add_argument("--smooth", type=int, default=5, help="with --ranks: records in a moving average of returns")
     options = found.parse_args()
     # The runs find the environment here.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
+    if options.ranks:
+        return measure_ranks(options)
     about = f"Environment steps; each sleeps {options.step_ms:g} ms."
     done = carry_out("waiting", about, rows(options), options, step_ms=options.step_ms)
     return 0 if done else 1

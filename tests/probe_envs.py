@@ -168,6 +168,26 @@ class DistantTarget(_Probe):
         return self._end(-float((action[0] - 5.0) ** 2))
 
 
+class Still(_Probe):
+    """Always observes 1; episodes have five steps, and every second one is truncated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+        self._num_episodes = 0
+
+    def _begin(self) -> np.ndarray:
+        self._steps = 0
+        self._num_episodes += 1
+        return np.ones(1, np.float32)
+
+    def step(self, action: np.ndarray) -> Transition:
+        self._steps += 1
+        if self._steps == 5 and self._num_episodes % 2:
+            return self._end(0.0)
+        return np.ones(1, np.float32), 0.0, False, self._steps == 5, {}
+
+
 class Reach(_Probe):
     """Observes a goal; the reward of an action is how far from it it is, both in the unit of the bounds."""
 
@@ -346,6 +366,7 @@ for _environment in (
     HiddenOffset,
     EndlessReward,
     DistantTarget,
+    Still,
     Reach,
     Sentinel,
     KeepsPace,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncrl.analysis.curves import Band, Curve, mean_band
-from asyncrl.analysis.figures import Comparison, Metric, Ratings, Speedup, Trial, XAxis
+from asyncrl.analysis.figures import TIMES, Comparison, Metric, Ratings, Speedup, Trial, XAxis
 from asyncrl.analysis.population import PopulationHistory
 from asyncrl.config.errors import UsageError
 
@@ -27,6 +27,7 @@ _X_LABELS: dict[XAxis, str] = {
     "per_worker_steps": "environment steps of each worker",
     "per_rank_steps": "environment steps of each rank",
     "total_steps": "environment steps of all workers",
+    "processor_time": "processor time of all processes",
     "wall_time": "time since the start",
 }
 _Y_LABELS: dict[Metric, str] = {
@@ -167,7 +168,7 @@ def draw_comparison(comparison: Comparison, path: Path, numbers: Sequence[int] |
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     ends = [curve.positions[-1] for group in comparison.groups for curve in group.curves]
-    unit, seconds = _time_unit(max(ends)) if comparison.x == "wall_time" else ("", 1.0)
+    unit, seconds = _time_unit(max(ends)) if comparison.x in TIMES else ("", 1.0)
     numbers = range(len(comparison.groups)) if numbers is None else numbers
     for number, group in zip(numbers, comparison.groups, strict=True):
         label, band = group.name, group.band

@@ -17,11 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from asyncrl.analysis.curves import Array, Band, Curve, make_curve, mean_band, moving_average
-from asyncrl.analysis.records import EVAL_RETURN, TRAIN_RETURN, Run, Unit, differing_settings
+from asyncrl.analysis.records import CORES, ELAPSED, EVAL_RETURN, TRAIN_RETURN, Run, Unit, differing_settings
 from asyncrl.config.errors import UsageError
 from asyncrl.monitoring.reports import EPISODE_WINDOW
 
-XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "wall_time"]
+XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "processor_time", "wall_time"]
+TIMES: tuple[XAxis, ...] = ("wall_time", "processor_time")
+"""Axes in seconds."""
 Metric = Literal["train", "eval"]
 
 _METRICS: dict[Metric, str] = {"train": TRAIN_RETURN, "eval": EVAL_RETURN}
@@ -198,7 +200,7 @@ class Comparison:
 
     def summary(self) -> list[str]:
         """Returns one line for each group: its number of runs and its return at the end."""
-        unit = "s" if self.x == "wall_time" else "steps"
+        unit = "s" if self.x in TIMES else "steps"
         lines = []
         for group in self.groups:
             band = group.band
@@ -210,8 +212,12 @@ class Comparison:
         return lines
 
 
-def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[str] | None) -> Comparison:
+def compare(
+    runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[str] | None, smooth: int = 1
+) -> Comparison:
     """Compares runs; see `curve_over` for `x` and `metric`, and `group_runs` for `pattern`.
+
+    Each return is the mean of the last `smooth` records of its run.
 
     Raises:
         UsageError: a run lacks data for the axis or the metric, or a group's curves have no range in common.
@@ -219,7 +225,7 @@ def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[s
     groups = []
     for name, of_group in group_runs(runs, pattern).items():
         members = tuple(run.name for run in of_group)
-        curves = tuple(curve_over(run, x, metric) for run in of_group)
+        curves = tuple(smoothed(run.name, curve_over(run, x, metric), smooth) for run in of_group)
         band = mean_band(curves, ddof=1)
         if len(band.positions) == 0:
             raise UsageError(
@@ -229,6 +235,18 @@ def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[s
         groups.append(Group(name, members, curves, band))
     envs = dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
     return Comparison(", ".join(envs), x, metric, tuple(groups))
+
+
+def smoothed(name: str, curve: Curve, num_records: int) -> Curve:
+    """Returns a curve of moving averages, which begins where the first one is complete.
+
+    Raises:
+        UsageError: the run of this name has fewer records.
+    """
+    if num_records > len(curve):
+        raise UsageError(f"--smooth={num_records} is more than the {len(curve)} records of {name}: give a smaller one.")
+    first = num_records - 1
+    return Curve(curve.positions[first:], moving_average(curve.values, num_records)[first:])
 
 
 def group_runs(runs: Iterable[Run], pattern: re.Pattern[str] | None) -> dict[str, list[Run]]:
@@ -262,6 +280,7 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     """Returns a run's returns over an axis.
 
     The time of an evaluation is the time at which its policy had trained for its steps, interpolated between records.
+    Processor time is that of all processes and ranks.
 
     Raises:
         UsageError: the run has no such returns, or its number of workers or its times are unknown.
@@ -271,10 +290,11 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
         missing = "return of training episodes" if metric == "train" else "evaluation"
         instead = "wait until an episode has ended" if metric == "train" else "choose --metric=train"
         raise UsageError(f"Run {run.name} has recorded no {missing}: {instead}.")
-    if x == "wall_time":
-        elapsed = run.elapsed()
+    if x in TIMES:
+        elapsed = run.elapsed() if x == "wall_time" else run.processor_time()
         if len(elapsed) == 0:
-            raise UsageError(f"Run {run.name} has recorded no time/time_elapsed: choose --x=total_steps.")
+            recorded = ELAPSED if x == "wall_time" else CORES
+            raise UsageError(f"Run {run.name} has recorded no {recorded}: choose --x=total_steps.")
         seconds = np.interp(curve.positions, elapsed.positions, elapsed.values)
         # All points before the first record have its time, and all after the last: the last such point is kept.
         return make_curve(zip(seconds.tolist(), curve.values.tolist(), strict=True))

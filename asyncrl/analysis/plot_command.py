@@ -52,7 +52,7 @@ _COMMANDS: dict[str, _Command] = {
         "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
         "and a band of one standard deviation.",
         "compare train_dir/a_seed* train_dir/b_seed* --x=total_steps",
-        ("x", "metric", "group", "out", "json"),
+        ("x", "metric", "group", "smooth", "out", "json"),
     ),
     "speedup": _Command(
         "Draw how much faster more ranks or more rollout workers are: the time to the same number of environment "
@@ -88,8 +88,8 @@ class Options(BaseModel):
     x: XAxis = option(
         "total_steps",
         "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided by the number of "
-        "workers or ranks; in a trial those that each worker has made), or wall_time, since the start. compare has no "
-        "default; trial has total_steps, and takes no wall_time",
+        "workers or ranks; in a trial those that each worker has made), processor_time or wall_time, since the "
+        "start; processor time is of all processes. compare has no default; trial has total_steps, and takes no times",
         f"{', '.join(_AXES[:-1])} or {_AXES[-1]}",
     )
     metric: Metric = option("train", "train or eval: returns of training or of evaluations [default train]")
@@ -100,6 +100,7 @@ class Options(BaseModel):
         "the end]",
         "a regular expression",
     )
+    smooth: PositiveInt = option(1, "records in a moving average of each run's returns [default 1: none]")
     out: Path | None = option(
         None,
         "file to write, ending in .png, .pdf or .svg [default plots/COMMAND.png in the folder of each run, or of the "
@@ -190,7 +191,7 @@ def run_command(options: Options, say: Say) -> dict[str, Any]:
         ]
         return {"runs": [{**ratings.to_json(), "file": file} for ratings, file in zip(found, files, strict=True)]}
     if options.command == "compare":
-        comparison = figures.compare(runs, options.x, options.metric, options.group)
+        comparison = figures.compare(runs, options.x, options.metric, options.group, options.smooth)
         for line in comparison.summary():
             say(line)
         file = _write(options, runs[0], partial(drawing.draw_comparison, comparison), say)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 
 from asyncrl.analysis.curves import Curve, make_curve
@@ -19,7 +20,7 @@ from asyncrl.runtime.locating import TRAIN_DIR, locate
 from asyncrl.runtime.run_folder import RunFolder, has_broken_line
 
 TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
-STEPS, ELAPSED = "env_steps", "time/time_elapsed"
+STEPS, ELAPSED, CORES = "env_steps", "time/time_elapsed", "perf/cores_in_use"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
 # Settings that may differ between runs of one experiment.
@@ -111,6 +112,15 @@ class Run:
         """Returns seconds since the command over environment steps, at the first record of each total."""
         found = (record for record in self.records if _is_number(record.get(ELAPSED)))
         return make_curve(((record[STEPS], record[ELAPSED]) for record in found), keep="first")
+
+    def processor_time(self) -> Curve:
+        """Returns seconds of processor time of all ranks over environment steps; empty if a rank recorded none."""
+        elapsed = self.elapsed()
+        of_ranks = [_processor_time(records) for records in (self.records, *self.other_ranks)]
+        if any(len(curve) == 0 for curve in of_ranks):
+            return make_curve(())
+        seconds = [np.interp(elapsed.values, curve.positions, curve.values) for curve in of_ranks]
+        return Curve(elapsed.positions, np.sum(seconds, axis=0))
 
     @property
     def unit(self) -> Unit:
@@ -217,6 +227,17 @@ def _curve(records: Sequence[Record], name: str, steps: str = STEPS, parts: int 
     """A figure over the steps of this name, divided by `parts`."""
     found = [record for record in records if _is_number(record.get(name)) and _is_number(record.get(steps))]
     return make_curve((record[steps] / parts, record[name]) for record in found)
+
+
+def _processor_time(records: Sequence[Record]) -> Curve:
+    """Seconds of processor time of one rank over seconds since the command, which records hold as cores in use."""
+    points, cpu_s, before_s = [], 0.0, 0.0
+    for record in records:
+        if _is_number(record.get(CORES)) and _is_number(record.get(ELAPSED)):
+            cpu_s += record[CORES] * max(0.0, record[ELAPSED] - before_s)
+            before_s = max(before_s, record[ELAPSED])
+            points.append((before_s, cpu_s))
+    return make_curve(points)
 
 
 def _parse(line: str) -> Any:

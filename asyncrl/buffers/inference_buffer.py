@@ -19,6 +19,7 @@ class ActorOutput(NamedTuple):
         value: [B] float32, in units of rewards.
         action_parameters: [B, P] float32, parameters of the action's distribution.
         rnn_state: [B, S] float32, recurrent states after the observations; not read where S is 0.
+        features: [B, F] float32, inputs of the policy's last layer, for state-dependent exploration.
     """
 
     action: npt.NDArray[Any]
@@ -26,6 +27,21 @@ class ActorOutput(NamedTuple):
     value: npt.NDArray[Any] = _NOT_GIVEN
     action_parameters: npt.NDArray[Any] = _NOT_GIVEN
     rnn_state: npt.NDArray[Any] = _NOT_GIVEN
+    features: npt.NDArray[Any] = _NOT_GIVEN
+
+
+class Beginnings(NamedTuple):
+    """Where episodes begin in a split.
+
+    Attributes:
+        split_idx: the split.
+        begins: [E] bool, whether an episode begins with the next action.
+        takes_action: whether the split acts on these observations; in the last row of a slot it does not.
+    """
+
+    split_idx: int
+    begins: npt.NDArray[np.bool_]
+    takes_action: bool
 
 
 class InferenceBuffer(Protocol):
@@ -37,6 +53,9 @@ class InferenceBuffer(Protocol):
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Returns the observations `[E, row_size]` of a place, and the recurrent states `[E, S]` before them."""
+
+    def beginnings(self, place: tuple[int, int]) -> Beginnings:
+        """Returns in which environments an episode begins at a place; none at the first row of the run."""
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
         """Writes a policy's answer beside the observations of a place.

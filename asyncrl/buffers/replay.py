@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
-from asyncrl.buffers.inference_buffer import ActorOutput
+from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.goals import desired_goal_place
@@ -197,6 +197,14 @@ class ReplayStripes:
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """See `InferenceBuffer`; states are `[E, 0]`, because no policy that learns from a replay is recurrent."""
         return self.obs[place[0], place[1] % self.capacity], self._no_state
+
+    def beginnings(self, place: tuple[int, int]) -> Beginnings:
+        """See `InferenceBuffer` and `TrajectorySlots.beginnings`."""
+        (split_idx, row), begins = place, np.zeros(self.num_envs, dtype=np.bool_)
+        if row > 0:
+            before = split_idx, (row - 1) % self.capacity
+            begins = self.terminated[before] | self.truncated[before] | ~self.valid[before]
+        return Beginnings(split_idx, begins, takes_action=True)
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
         """See `InferenceBuffer`; writes the actions into the split's mailbox. The time is not kept."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.inference_buffer import ActorOutput
+from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 
 NOBODY = -1
 _POISONED = ("value", "log_prob", "reward")
@@ -159,6 +159,18 @@ class TrajectorySlots:
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         return self.obs[place], self.rnn_state[place]
+
+    def beginnings(self, place: tuple[int, int]) -> Beginnings:
+        """See `InferenceBuffer`. The final observation of a truncated episode counts, and so does the row after it.
+
+        Row 0 has none: it continues the last row of the split's slot before, for which they were returned already.
+        """
+        (slot, row), begins = place, np.zeros(self.num_envs, dtype=np.bool_)
+        if row > 0:
+            before = slot, row - 1
+            is_step = self.valid[before] if self.idle is None else self.valid[before] | self.idle[before]
+            begins = self.terminated[before] | self.truncated[before] | ~is_step
+        return Beginnings(self.owner[slot], begins, row < self.rollout)
 
     def answer(
         self,

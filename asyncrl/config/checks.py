@@ -43,6 +43,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config, plan),
         *(_critic_only_keys(config) if config.critic_only_keys else ()),
+        *(_state_dependent_exploration(config, plan) if config.use_sde else ()),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *_policies(config, plan),
@@ -365,6 +366,30 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
     if config.is_off_policy and config.has_blocks:
         text = f"--critic_only_keys needs SAC's perceptrons; --critic={config.critic} has other networks."
         yield _problem("critic_only_keys critic", text, "--critic=mlp")
+
+
+def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    given, off = "--use_sde=True", "--use_sde=False"
+    others = {
+        "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
+        "model": (config.model != "default", f"--model={config.model}", "--model=default"),
+        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", "--critic=mlp"),
+        "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
+        "exploration_noise": (
+            config.exploration_noise != "white",
+            f"--exploration_noise={config.exploration_noise}",
+            "--exploration_noise=white",
+        ),
+        "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym_vector"),
+        "num_policies": (config.num_policies > 1, f"--num_policies={config.num_policies}", "--num_policies=1"),
+        "self_play": (config.self_play, "--self_play=True", "--self_play=False"),
+    }
+    for name, (is_given, value, instead) in others.items():
+        if is_given:
+            yield _problem(f"use_sde {name}", f"{given} cannot be used with {value}.", off, instead)
+    if config.sde_sample_freq == 0:
+        text = "--sde_sample_freq=0 is not possible: expected a number of steps, or -1 for noise that lasts an episode."
+        yield _problem("sde_sample_freq", text, "--sde_sample_freq=1", "--sde_sample_freq=-1")
 
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ FIXED = (
     *("value_bins", "value_limit", "normalize_rewards"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
-    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),
+    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "use_sde", "critic_only_keys"),
     *("action_unit", "squash_actions", "normalize_input", "normalize_returns", "num_policies"),
 )
 """Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
@@ -33,7 +33,7 @@ OF_NETWORKS = {
     *("batch_renorm", "use_target_critics", "value_bins", "value_limit", "normalize_rewards"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
-    *("actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),
+    *("actor_critic_share_weights", "adaptive_stddev", "use_sde", "critic_only_keys"),
 }
 """Those of `FIXED` with which a new run takes from a checkpoint the tensors of the policy that fit."""
 

@@ -57,7 +57,6 @@ OTHER_NAMES: dict[str, OtherName] = {
     "share_features_extractor": OtherName(
         STABLE_BASELINES, "actor_critic_share_weights", "shares all hidden layers, those of net_arch too"
     ),
-    "use_sde": OtherName(STABLE_BASELINES, "", "--exploration_noise=pink is correlated in time, too"),
     "action_noise": OtherName(STABLE_BASELINES, "exploration_noise", "TD3; its deviation is --exploration_stddev"),
     "policy_noise": OtherName(CLEANRL, "target_policy_noise"),
     "noise_clip": OtherName(CLEANRL, "target_noise_clip"),

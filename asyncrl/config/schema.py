@@ -400,9 +400,7 @@ class TrainConfig(BaseModel):
         "noise of continuous actions in one environment from step to step: independent (white), or correlated over a "
         "few steps (ou, Ornstein-Uhlenbeck) or over all times up to a thousand steps (pink)",
     )
-    exploration_stddev: NonNegativeFloat = _replay(
-        0.1, "TD3: deviation of the noise on actions in [-1, 1] while collecting"
-    )
+    exploration_stddev: NonNegativeFloat = _replay(0.1, "TD3: deviation of noise in rollouts, of actions in [-1, 1]")
     exploration_stddev_max: NonNegativeFloat | None = _replay(
         None, "TD3: environments have deviations evenly spaced from exploration_stddev to this; none is one for all"
     )
@@ -423,8 +421,7 @@ class TrainConfig(BaseModel):
         0.6, "power of the errors by which transitions are drawn; 0 draws all of them equally often"
     )
     prioritized_replay_beta: Fraction = _replay(
-        0.4,
-        "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully",
+        0.4, "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully"
     )
     critic_mlp_layers: list[PositiveInt] | None = _replay(
         None, "widths of the critics' hidden layers, or of their residual blocks; none is encoder_mlp_layers"
@@ -516,6 +513,8 @@ class TrainConfig(BaseModel):
     initial_stddev: PositiveFloat = _model(
         0.6, "continuous actions: standard deviation at the start, in the unit of action_unit"
     )
+    use_sde: bool = _model(False, "continuous actions: the exploration noise is a function of the observation (gSDE)")
+    sde_sample_freq: Annotated[int, Field(ge=-1)] = _model(-1, "steps between new noise of gSDE; -1 is for an episode")
     action_unit: Literal["bounds", "raw"] = _model(
         "bounds",
         "continuous actions: the policy's -1 and 1 are the environment's bounds in each dimension where both bounds "

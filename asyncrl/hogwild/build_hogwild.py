@@ -40,6 +40,7 @@ from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.exploration import make_exploration
 from asyncrl.models.factory import make_model
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
@@ -149,7 +150,8 @@ def _build_trajectory_worker(
     slots = TrajectorySlots(parts.arena)
     slots.reset()
     act = learner.act_in_units(make_act(learner.model, device, seed))
-    actions = OwnActions(act, slots, lambda: learner.policy_version)
+    exploration = make_exploration(learner.model, config, slots, 1, slots.num_envs, seed)
+    actions = OwnActions(act, slots, lambda: learner.policy_version, exploration)
     split = Split(0, group, slots, actions, parts.phases)
     return HogwildTrajectoryWorker(parts, split, slots, learner, places, setup.plan.recurrence)
 
@@ -186,6 +188,7 @@ def _build_sac_worker(
         lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
         lambda: parts.meter.num_updates,
+        make_exploration(actor, config, stripes, 1, stripes.num_envs, seed) if config.use_sde else None,
     )
     return HogwildSacWorker(
         parts,

@@ -36,6 +36,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
+from asyncrl.models.exploration import Exploration, StateDependentExploration
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SampleAges
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.worker import WAIT_S, ReplaySplit, RolloutWorkerBase, Split
@@ -220,15 +221,24 @@ class HogwildSacWorker(HogwildWorker):
 class OwnActions:
     """An `ActionSource` that acts at once, with the network that the worker trains."""
 
-    def __init__(self, act: Act, buffer: InferenceBuffer, version: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        act: Act,
+        buffer: InferenceBuffer,
+        version: Callable[[], int],
+        exploration: Exploration | StateDependentExploration | None = None,
+    ) -> None:
         """Reads observations from `buffer` and writes actions to it; `version` returns the current policy version."""
         self._act = act
         self._buffer = buffer
         self._version = version
+        self._exploration = exploration
 
     def request(self, split_idx: int, slot: int, row: int) -> bool:
         place = slot, row
         answer = self._act(*self._buffer.inputs_at(place))
+        if self._exploration is not None:
+            answer = self._exploration.apply([place], answer)
         self._buffer.answer(place, slice(0, self._buffer.num_envs), answer, self._version(), time.monotonic())
         return True
 

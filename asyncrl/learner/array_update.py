@@ -262,6 +262,7 @@ class ArrayUpdate:
             and config.precision != "bf16"
             and torch.get_num_threads() == 1
             and model.runs_in_arrays
+            and not config.use_sde
             and type(model.distribution) in (DiagonalGaussian, Categorical)
         )
 

@@ -18,7 +18,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.models.device_acting import DeviceActor, Part, answer_of
-from asyncrl.models.exploration import Exploration
+from asyncrl.models.exploration import Exploration, StateDependentExploration
 from asyncrl.models.factory import ActingModel
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.sac import SacActor
@@ -49,7 +49,7 @@ class ActingPolicy:
         seed: int,
         phases: PhaseTimer | None = None,
         compile: Compile = "auto",
-        exploration: Exploration | None = None,
+        exploration: Exploration | StateDependentExploration | None = None,
     ) -> None:
         self.model = model.to(device).eval()
         self._flat = FlatParameters(self.model, with_grad=False)
@@ -89,8 +89,8 @@ class ActingPolicy:
             obs, state = parts[0] if len(parts) == 1 else self._gather(parts)
         self._phases.charge(Phase.GATHER)
         result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
-        if self._exploration is not None and self.version > 0:
-            result = self._exploration.apply([split for split, _ in places], result)
+        if self._exploration is not None:
+            result = self._exploration.apply(places, result)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
@@ -154,9 +154,10 @@ def _act_on_host(model: ActingModel, seed: int) -> Act:
     if model.runs_in_arrays:
         return ArrayPolicy(model, seed).act
     generator = torch.Generator().manual_seed(seed)
+    run = getattr(model, "act_with_features", model.act)
 
     def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
-        result = model.act(torch.from_numpy(obs), generator, torch.from_numpy(state))
+        result = run(torch.from_numpy(obs), generator, torch.from_numpy(state))
         return answer_of(model, [tensor.numpy() for tensor in result])
 
     return act

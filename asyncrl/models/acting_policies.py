@@ -138,7 +138,7 @@ class ActingPolicies:
             model = self._models[policy_idx]
             size = model.rnn_state_size
             own = policy.act(obs[rows, : model.layout.row_size], state[rows, :size])
-            for target, field in zip(self._results[:-1], own[:-1], strict=True):
+            for target, field in zip(self._results[:4], own[:4], strict=True):  # action to action_parameters
                 beginnings = (rows, *map(slice, field.shape[1:]))
                 target[beginnings] = field
             if size > 0:

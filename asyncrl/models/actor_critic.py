@@ -119,10 +119,14 @@ class ActorCritic(NormalizedModel):
     @property
     def runs_in_arrays(self) -> bool:
         """Whether `ArrayPolicy` can act with it: perceptrons over numbers, without a recurrent core."""
+        return type(self) is ActorCritic and self._has_perceptrons
+
+    @property
+    def _has_perceptrons(self) -> bool:
         encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
         kinds = (ObservationEncoder, PartialEncoder)
         are_known = all(type(encoder) in kinds and encoder.perceptron is not None for encoder in encoders)
-        return are_known and type(self) is ActorCritic and not self._state_sizes
+        return are_known and not self._state_sizes
 
     def inputs_of(self, rows: Tensor, normalize: bool = True) -> Inputs:
         """Inputs of the networks from raw rows `[B, row_size]`."""

@@ -17,6 +17,11 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.encoders import Layers, ObservationEncoder, PartialEncoder
 from asyncrl.models.normalized import OBS_CLIP
 from asyncrl.models.sac import SacActor, limit_log_std_array
+from asyncrl.models.state_dependent import (
+    StateDependentActorCritic,
+    StateDependentSacActor,
+    state_dependent_log_std_array,
+)
 
 FloatArray = npt.NDArray[np.float32]
 ArrayLayers = list[tuple[FloatArray, FloatArray]]
@@ -43,9 +48,16 @@ class ArrayPolicy:
         self._value_head: tuple[FloatArray, FloatArray] | None = None
         self._log_std: FloatArray | None = None
         self._mask: slice | None = None
+        self._is_state_dependent = isinstance(model, StateDependentActorCritic | StateDependentSacActor)
+        if isinstance(model, StateDependentSacActor):
+            assert isinstance(model.encoder, ObservationEncoder | PartialEncoder)
+            self._actor: Encoder = encoder_of(model.encoder)
+            (self._policy_head,) = weights_of(model.array_layers())
+            self._log_std = array_of(model.log_std)
+            return
         if isinstance(model, SacActor):
             *hidden, self._policy_head = weights_of(model.array_layers())
-            self._actor: Encoder = (slice(None), hidden)
+            self._actor = (slice(None), hidden)
             self._is_sac_gaussian = model.is_gaussian
             return
         self._actor = encoder_of(model.actor)
@@ -70,17 +82,20 @@ class ArrayPolicy:
         if self._is_sac_gaussian:
             limit_log_std_array(parameters[:, self._distribution.num_parameters // 2 :])
         else:
-            mask = None if self._mask is None else obs[:, self._mask]
-            parameters = self._distribution.parameter_arrays_of(parameters, self._log_std, mask)
+            mask, log_std = None if self._mask is None else obs[:, self._mask], self._log_std
+            if self._is_state_dependent:
+                assert log_std is not None
+                log_std = state_dependent_log_std_array(features, log_std)
+            parameters = self._distribution.parameter_arrays_of(parameters, log_std, mask)
         action, log_prob = self._distribution.sample_arrays(parameters, self._generator)
         if self._value_head is None:
-            return ActorOutput(action, log_prob, action_parameters=parameters)
+            return ActorOutput(action, log_prob, action_parameters=parameters, features=features)
         weight, bias = self._value_head
         value: FloatArray = np.dot(features if self._critic is None else self._encode(self._critic, obs), weight[:, 0])
         value += bias
         value *= self._return_std
         value += self._return_mean
-        return ActorOutput(action, log_prob, value, parameters, self._no_state)
+        return ActorOutput(action, log_prob, value, parameters, self._no_state, features)
 
     def _encode(self, encoder: Encoder, obs: FloatArray) -> FloatArray:
         columns, layers = encoder

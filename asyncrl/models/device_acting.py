@@ -31,9 +31,9 @@ Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActorOutput:
-    """Names the arrays of a model's `act`."""
+    """Names the arrays of a model's `act` or `act_with_features`."""
     names = SacActResult._fields if isinstance(model, SacActor) else ActResult._fields
-    return ActorOutput(**dict(zip(names, arrays, strict=True)))
+    return ActorOutput(**dict(zip((*names, "features"), arrays, strict=False)))
 
 
 class DeviceActor:
@@ -87,7 +87,8 @@ class DeviceActor:
         return warning
 
     def _run(self, obs: Tensor, state: Tensor) -> list[Tensor]:
-        return [*self._model.act(obs, self._generator, state)]
+        act = getattr(self._model, "act_with_features", self._model.act)
+        return [*act(obs, self._generator, state)]
 
 
 class _Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
@@ -11,9 +11,11 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.registry import DEFAULT, make_registered_model
 from asyncrl.models.sac import SacActor
+from asyncrl.models.state_dependent import StateDependentActorCritic, StateDependentSacActor
 
 ActingModel = ActorCritic | SacActor
 _M = TypeVar("_M", ActorCritic, SacActor)
+_STATE_DEPENDENT: dict[Any, Any] = {ActorCritic: StateDependentActorCritic, SacActor: StateDependentSacActor}
 
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
@@ -31,7 +33,8 @@ def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
 def make_model(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
     """`ActorCritic` for algorithms that learn from trajectories, SAC's `SacActor`, or a registered model."""
     if config.model == DEFAULT:
-        return kind(spec, config)
+        made: _M = (_STATE_DEPENDENT[kind] if config.use_sde else kind)(spec, config)
+        return made
     model = make_registered_model(spec, config)
     if not isinstance(model, kind):
         raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of {kind.__name__}.")

@@ -31,7 +31,8 @@ from asyncrl.runtime.seeding import Stream, derive_seed
 SAC_LOG_STD_RANGE = (-5.0, 2.0)
 _MIDDLE = sum(SAC_LOG_STD_RANGE) / 2.0
 _HALF_RANGE = (SAC_LOG_STD_RANGE[1] - SAC_LOG_STD_RANGE[0]) / 2.0
-_POLICY_HEAD_GAIN = 0.01
+POLICY_HEAD_GAIN = 0.01
+"""Gain of the last layer's orthogonal weights: the first means are near 0."""
 
 
 class SacActResult(NamedTuple):
@@ -99,8 +100,7 @@ class SacActor(NormalizedModel):
         if positions:
             self._is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
             self._is_deviation[positions] = True
-            with torch.no_grad():
-                self.mlp.head_bias[:, positions] += _raw_log_std(config.initial_stddev)
+            self._set_initial_stddev(config.initial_stddev)
         self._add_statistics()
 
     def make_distribution(self, spec: EnvSpec) -> ActionDistribution:
@@ -113,7 +113,7 @@ class SacActor(NormalizedModel):
         They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, and `mlp`, a
         `StackedMlp` or `BlockNetwork` of one network from features to the outputs of the policy.
         """
-        self._make_networks(spec, config, self.distribution.num_parameters, _POLICY_HEAD_GAIN)
+        self._make_networks(spec, config, self.distribution.num_parameters, POLICY_HEAD_GAIN)
 
     def _make_networks(self, spec: EnvSpec, config: TrainConfig, num_outputs: int, head_gain: float) -> None:
         self.encoder: nn.Module | None = None
@@ -124,6 +124,10 @@ class SacActor(NormalizedModel):
             self.encoder = encoder = make_actor_encoder(self.layout, config)
             widths = [encoder.output_size, widths[-1]]
         self.mlp = make_network(1, widths, config, gain)
+
+    @torch.no_grad()
+    def _set_initial_stddev(self, stddev: float) -> None:
+        self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += _raw_log_std(stddev)
 
     @property
     def runs_in_arrays(self) -> bool:

@@ -61,6 +61,9 @@ METRICS: dict[str, str] = {
     "perf/rollout_busy": "share of the rollout workers' time in which they did not wait",
     "perf/inference_busy": "share of the inference workers' time in which they did not wait",
     "perf/learner_busy": "share of the learner's time in which it did not wait",
+    "perf/cores_in_use": (
+        "processor time of rollout, inference and learner processes since the record before, divided by the time"
+    ),
     "perf/inference_batch_size": "mean number of observations in a forward pass of an inference worker",
     "perf/slots_ready": "slots with trajectories that waited for the learner at the record",
     "perf/restarts": "restarts of processes",

@@ -72,6 +72,21 @@ class PhaseTimer:
         return seconds
 
 
+_reported_cpu_s = 0.0
+
+
+def _take_cpu_s() -> float:
+    """Seconds of processor time of this process, all threads together, since the last call or the process's start."""
+    global _reported_cpu_s
+    before, _reported_cpu_s = _reported_cpu_s, time.process_time()
+    return _reported_cpu_s - before
+
+
+def _cpu_s() -> float:
+    """The field `cpu_s` of a report: processor time since the last report of this process."""
+    return field(default_factory=_take_cpu_s, compare=False)
+
+
 def busy_s(seconds: Mapping[Phase, float]) -> float:
     """Seconds of all phases in which the role worked."""
     return sum(spent for phase, spent in seconds.items() if phase not in _WAITING)
@@ -124,6 +139,7 @@ class InferenceReport:
     num_observations: int
     phases: Mapping[Phase, float] = field(default_factory=dict)
     notice: str | None = None
+    cpu_s: float = _cpu_s()
 
 
 @dataclass(frozen=True)
@@ -311,6 +327,7 @@ class RolloutReport:
     matches: tuple[MatchRecord, ...] = ()
     staleness: Staleness | None = None
     ages: SampleAges | None = None
+    cpu_s: float = _cpu_s()
 
 
 @dataclass(frozen=True)
@@ -375,6 +392,7 @@ class LearnerReport:
     hyperparameters_version: int = 0
     policy_idx: int = 0
     policy_env_steps: int = 0
+    cpu_s: float = _cpu_s()
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ class Interval:
 
     def __init__(self) -> None:
         self.is_empty = True
+        self.cpu_s = 0.0
         self._wall_s: defaultdict[str, float] = defaultdict(float)  # by role, over all of its processes
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._phase_s: defaultdict[tuple[str, Phase], float] = defaultdict(float)
@@ -113,6 +114,7 @@ class Interval:
         self.is_empty = False
         self._wall_s[report.role] += report.wall_s
         self._busy_s[report.role] += report.busy_s
+        self.cpu_s += report.cpu_s
         for phase, seconds in report.phases.items():
             self._phase_s[report.role, phase] += seconds
         if isinstance(report, InferenceReport):
@@ -309,6 +311,7 @@ class Monitor:
         self._first_step_at: float | None = None
         self._activity = Activity()
         self._record_at = self._status_at = clock()
+        self._cores_since = self._started_at
         self._is_finished = False
 
     def handle(self, report: Report) -> None:
@@ -514,6 +517,7 @@ class Monitor:
             "rollout/ep_len_mean": episodes.mean_length,
             "time/total_env_steps": self._env_steps,
             "time/time_elapsed": now - self._started_at + self._before.elapsed_s,
+            "perf/cores_in_use": self._interval.cpu_s / max(now - self._cores_since, 1e-9),
             "perf/restarts": self.num_restarts,
             "perf/failed_saves": self._num_failed_saves,
             "perf/env_failures": self._num_env_failures,
@@ -549,7 +553,7 @@ class Monitor:
             self._fps = named["time/fps"] = fps
         self._recorded_trained = self._last_trained
         self._totals.merge(self._interval)
-        self._interval = Interval()
+        self._interval, self._cores_since = Interval(), now
         scalars = {name: float(value) for name, value in named.items() if value is not None}
         self._run.notify(Observer.on_record, Record(self._env_steps, scalars))
 

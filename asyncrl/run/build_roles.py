@@ -57,9 +57,8 @@ from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, We
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.exploration import Exploration
+from asyncrl.models.exploration import Exploration, make_exploration
 from asyncrl.models.factory import make_acting_model
-from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.evaluation import EvaluatingGroup, SimulatorEvaluation
@@ -102,18 +101,16 @@ def build_acting_policy(
         slots = TrajectorySlots(setup.arena)
         return ActingPolicies([each for each in policies if isinstance(each, ActingPolicy)], slots, seed, phases)
     model, seed = make_acting_model(setup.spec, setup.config), acting_seed(setup.seed, actor_idx, setup.seed_steps)
-    exploration = None
-    if isinstance(model, SacActor) and Exploration.is_needed(model, setup.config):
-        exploration = Exploration(model, setup.config, plan.num_splits, plan.envs_per_split, seed)
+    buffer = TrajectorySlots(setup.arena) if plan.replay is None else ReplayStripes(setup.arena)
     return ActingPolicy(
         model=model,
         weights=WeightsChannel(setup.arena),
-        buffer=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
+        buffer=buffer,
         device=device,
         seed=seed,
         phases=phases,
         compile=setup.config.compile,
-        exploration=exploration,
+        exploration=make_exploration(model, setup.config, buffer, plan.num_splits, plan.envs_per_split, seed),
     )
 
 

@@ -1,7 +1,8 @@
-"""Trains with Stable-Baselines3's PPO and evaluates the saved policies. Runs in a separate virtual environment.
+"""Trains with Stable-Baselines3's PPO or A2C and evaluates the saved policies. Runs in a separate virtual environment.
 
 Usage: stable_baselines3_learning.py train FOLDER OPTIONS, JSON: env, env_steps, seed, limit_s, step_marks,
-time_marks_s, settings (as in zoo_ppo.json; empty: the defaults). Writes FOLDER/curve.jsonl and FOLDER/policies/.
+time_marks_s, settings (as in zoo_ppo.json; empty: the defaults; `algorithm` is ppo or a2c), and perhaps `start_from`, a
+saved policy that training continues, for env_steps more. Writes FOLDER/curve.jsonl and FOLDER/policies/.
 
 Usage: stable_baselines3_learning.py evaluate RESULTS_FILE OPTIONS, JSON: env, seed, episodes, policies, settings.
 Actions are sampled; statistics are the saved ones.
@@ -15,7 +16,7 @@ from pathlib import Path
 import gymnasium
 from gymnasium import spaces
 from learning_log import LearningLog, write_evaluation
-from stable_baselines3 import PPO
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -24,8 +25,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 
 NUM_EVALUATION_ENVS = 8
-OF_THE_ENVIRONMENT = ("policy", "normalize", "n_envs", "frame_stack")
-"""Settings that are not arguments of PPO."""
+OF_THE_ENVIRONMENT = ("algorithm", "policy", "normalize", "n_envs", "frame_stack")
+"""Settings that are not arguments of an algorithm."""
+ALGORITHMS = {"ppo": PPO, "a2c": A2C}
 
 
 class Curve(BaseCallback):
@@ -97,7 +99,7 @@ def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: b
 
 
 def arguments(settings: dict) -> dict:
-    """Returns the arguments of PPO: {"linear": x} is a schedule from x to 0, activation functions are names."""
+    """Returns arguments of an algorithm: {"linear": x} is a schedule from x to 0, activation functions are names."""
     found = {}
     for name, value in settings.items():
         if name not in OF_THE_ENVIRONMENT:
@@ -119,17 +121,26 @@ def default_policy(envs: VecEnv) -> str:
     return "CnnPolicy" if is_image_space(envs.observation_space) else "MlpPolicy"
 
 
+def algorithm_of(settings: dict) -> type:
+    """Returns the class of the algorithm that the settings name, PPO by default."""
+    return ALGORITHMS[settings.get("algorithm", "ppo")]
+
+
 def train(folder: Path, options: dict) -> None:
     """Trains until the steps or the time are reached, and saves the final policy."""
     settings = options["settings"]
     envs = make_envs(options["env"], settings, settings.get("n_envs", 1), options["seed"], in_training=True)
     if settings.get("normalize"):
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
-    policy = settings.get("policy") or default_policy(envs)
-    model = PPO(policy, envs, device="cpu", seed=options["seed"], **arguments(settings))
+    algorithm, start_from = algorithm_of(settings), options.get("start_from")
+    if start_from is None:
+        policy = settings.get("policy") or default_policy(envs)
+        model = algorithm(policy, envs, device="cpu", seed=options["seed"], **arguments(settings))
+    else:
+        model = algorithm.load(start_from, envs, device="cpu")
     num_agents = envs.num_envs // settings.get("n_envs", 1)
     curve = Curve(folder, {**options, "num_agents": num_agents})
-    model.learn(num_agents * options["env_steps"], callback=curve)
+    model.learn(num_agents * options["env_steps"], callback=curve, reset_num_timesteps=start_from is None)
     curve.save()
     envs.close()
 
@@ -137,7 +148,7 @@ def train(folder: Path, options: dict) -> None:
 class DrawnActions:
     """A policy whose state-dependent exploration noise is resampled as often as in training."""
 
-    def __init__(self, model: PPO, num_envs: int) -> None:
+    def __init__(self, model: PPO | A2C, num_envs: int) -> None:
         self._model, self._num_envs, self._steps = model, num_envs, 0
         self._every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps
 
@@ -156,7 +167,7 @@ def evaluate(results: Path, options: dict) -> None:
         if statistics.exists():
             envs = VecNormalize.load(str(statistics), envs)
             envs.training = envs.norm_reward = False
-        policy = DrawnActions(PPO.load(path, device="cpu"), envs.num_envs)
+        policy = DrawnActions(algorithm_of(options["settings"]).load(path, device="cpu"), envs.num_envs)
         episodes = options["episodes"] * (envs.num_envs // num_envs)  # of each agent
         mean_return, _ = evaluate_policy(policy, envs, episodes, deterministic=False)
         write_evaluation(results, str(path), float(mean_return))

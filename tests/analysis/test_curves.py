@@ -1,3 +1,4 @@
+import dataclasses
 import re
 from pathlib import Path
 
@@ -174,6 +175,31 @@ def test_an_axis_is_total_steps_or_steps_of_each_worker_or_seconds(tmp_path):
     assert curve_over(one, "wall_time", "train").positions.tolist() == [3, 5]
     evaluation = curve_over(one, "wall_time", "eval")
     assert (evaluation.positions.tolist(), evaluation.values.tolist()) == ([4], [9])
+
+
+def test_processor_time_adds_up_the_cores_of_all_ranks(tmp_path):
+    def records(cores):
+        at = ((100, 2.0), (200, 4.0), (300, 8.0))
+        return [
+            {"env_steps": steps, "time/time_elapsed": time, "perf/cores_in_use": each, "rollout/ep_rew_mean": steps}
+            for (steps, time), each in zip(at, cores, strict=True)
+        ]
+
+    one = run(tmp_path, records([1.0, 2.0, 0.5]))
+    assert curve_over(one, "processor_time", "train").positions.tolist() == [2, 6, 8]
+    two = dataclasses.replace(one, other_ranks=(tuple(records([1.0, 1.0, 1.0])),))
+    assert curve_over(two, "processor_time", "train").positions.tolist() == [4, 10, 16]
+    without = dataclasses.replace(one, other_ranks=(({"env_steps": 100, "time/time_elapsed": 1.0},),))
+    with pytest.raises(UsageError, match="has recorded no perf/cores_in_use"):
+        curve_over(without, "processor_time", "train")
+
+
+def test_a_comparison_may_be_of_moving_averages(tmp_path):
+    one = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n * n} for n in (0, 1, 2, 3)])
+    (group,) = compare([one], "total_steps", "train", None, smooth=2).groups
+    assert (group.band.positions.tolist(), group.band.mean.tolist()) == ([1, 2, 3], [0.5, 2.5, 6.5])
+    with pytest.raises(UsageError, match="--smooth=5 is more than the 4 records of run"):
+        compare([one], "total_steps", "train", None, smooth=5)
 
 
 def test_a_total_that_stood_still_is_timed_when_it_was_reached(tmp_path):

@@ -64,7 +64,7 @@ def acting(action: spaces.Space[Any], num_splits: int = 1, num_envs: int = 1000,
 def test_a_certain_action_gets_noise_in_the_unit_of_the_bounds() -> None:
     answer, exploration = acting(BOX, algo="td3", exploration_stddev=0.1)
     assert np.ptp(answer.action, axis=0).max() == 0.0
-    found = exploration.apply([0], answer)
+    found = exploration.apply([(0, 0)], answer)
     distance = np.tanh(found.action) - np.tanh(answer.action)
     assert distance.std(0) == pytest.approx([0.1, 0.1], rel=0.1)
     assert distance.mean(0) == pytest.approx([0.0, 0.0], abs=0.015)
@@ -72,7 +72,7 @@ def test_a_certain_action_gets_noise_in_the_unit_of_the_bounds() -> None:
 
 def test_noise_past_a_bound_ends_there() -> None:
     answer, exploration = acting(BOX, algo="td3", exploration_stddev=3.0)
-    found = np.tanh(exploration.apply([0], answer).action)
+    found = np.tanh(exploration.apply([(0, 0)], answer).action)
     assert np.isfinite(found).all() and np.abs(found).max() <= 1.0
     assert 0.3 < (found > 0.999).mean() < 0.5
 
@@ -80,7 +80,7 @@ def test_noise_past_a_bound_ends_there() -> None:
 def test_environments_have_deviations_from_one_to_the_other() -> None:
     answer, exploration = acting(BOX, 2, 2, algo="td3", exploration_stddev=0.1, exploration_stddev_max=0.4)
     both = ActorOutput(*(np.concatenate((field, field)) for field in answer))
-    found = np.stack([np.tanh(exploration.apply([1, 0], both).action) for _ in range(3000)])
+    found = np.stack([np.tanh(exploration.apply([(1, 0), (0, 0)], both).action) for _ in range(3000)])
     expected = [[0.3] * 2, [0.4] * 2, [0.1] * 2, [0.2] * 2]
     assert (found - np.tanh(both.action)).std(0) == pytest.approx(np.array(expected), rel=0.1)
 
@@ -88,7 +88,9 @@ def test_environments_have_deviations_from_one_to_the_other() -> None:
 def test_each_split_continues_its_own_noise() -> None:
     answer, exploration = acting(BOX, 2, 1, algo="td3", exploration_noise="ou")
     both = ActorOutput(*(np.concatenate((field, field)) for field in answer))
-    found = np.array([exploration.apply([0, 1] if step % 2 else [1, 0], both).action[:, 0] for step in range(4000)])
+    found = np.array(
+        [exploration.apply([(0, 0), (1, 0)][:: 1 if step % 2 else -1], both).action[:, 0] for step in range(4000)]
+    )
     in_order = np.where(np.arange(4000)[:, None] % 2 == 1, found, found[:, ::-1]) - answer.action[0, 0]
     correlation = np.corrcoef(np.concatenate((in_order[:-1], in_order[1:]), axis=1).T)
     assert correlation[0, 2] == pytest.approx(0.85, abs=0.04) and correlation[1, 3] == pytest.approx(0.85, abs=0.04)
@@ -99,7 +101,7 @@ def test_a_gaussian_policy_keeps_its_deviation_and_its_choices() -> None:
     mixed = spaces.Tuple((spaces.Discrete(3), BOX))
     answer, exploration = acting(mixed, algo="sac", exploration_noise="pink", initial_stddev=0.5)
     before = answer.action.copy()
-    found = exploration.apply([0], answer)
+    found = exploration.apply([(0, 0)], answer)
     assert (found.action[:, 0] == answer.action[:, 0]).all() and (answer.action == before).all()
     assert np.abs(found.action[:, 1:] - before[:, 1:]).min(0).max() > 0.0
     assert found.action[:, 1:].std(0) == pytest.approx(before[:, 1:].std(0), rel=0.1)

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import struct
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -154,6 +155,24 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     assert run.records[1]["train/loss"] == 7.0
     assert run.records[1]["lag/max"] == 8.0
     assert "perf/rollout_busy" not in run.records[1]
+
+
+def test_cores_in_use_are_processor_time_over_the_time_since_the_record_before(run):
+    run.at(1, dataclasses.replace(rollout(0), cpu_s=3.0), dataclasses.replace(learner(1000), cpu_s=5.0))
+    run.at(5)
+    run.at(7, dataclasses.replace(learner(2000), cpu_s=2.0))
+    run.at(11)
+    assert [record["perf/cores_in_use"] for record in run.records] == pytest.approx([8.0 / 8.0, 2.0 / 6.0])
+
+
+def test_a_report_has_the_processor_time_since_the_report_before():
+    rollout(0)
+    started = time.process_time()
+    while time.process_time() - started < 0.01:
+        pass
+    found = rollout(0)
+    assert 0.01 <= found.cpu_s <= time.process_time() - started + 0.01
+    assert rollout(0) == found, "reports are compared by what they report"
 
 
 @pytest.mark.parametrize(

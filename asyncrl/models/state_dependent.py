@@ -1,0 +1,157 @@
+"""Policies with generalized state-dependent exploration (gSDE): Raffin et al. 2020 (arXiv:2005.05719).
+
+The noise of an action is `features @ matrix`: a function of the observation, whose matrix stays the same for many steps
+(`asyncrl.models.exploration` keeps it). Each element of the matrix is normally distributed with a learned deviation of
+its own, so the action is Normal(mean, sqrt(features^2 @ sigma^2)), and distributions, losses and slots need no change.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.actor_critic import ActorCritic, ActResult, ForwardResult
+from asyncrl.models.encoders import Inputs, ObservationEncoder, PartialEncoder
+from asyncrl.models.registry import make_actor_encoder
+from asyncrl.models.sac import POLICY_HEAD_GAIN, SacActor
+from asyncrl.models.stacked_mlp import StackedMlp
+
+FloatArray = npt.NDArray[np.float32]
+
+MIN_VARIANCE = 1e-6
+"""Added to the variance, which is 0 where all features are 0."""
+
+
+def state_dependent_log_std(features: Tensor, log_std: Tensor) -> Tensor:
+    """Log-deviations `[B, A]` of `features @ matrix`, in the precision of `log_std` also under autocast.
+
+    Args:
+        features: [B, F], inputs of the policy's last layer.
+        log_std: [F, A], log-deviations of the elements of the matrix.
+    """
+    if torch.is_autocast_enabled(features.device.type):
+        with torch.autocast(features.device.type, enabled=False):
+            return state_dependent_log_std(features.to(log_std.dtype), log_std)
+    variance = features.square() @ (2.0 * log_std).exp()
+    return 0.5 * (variance + MIN_VARIANCE).log()
+
+
+def state_dependent_log_std_array(features: FloatArray, log_std: FloatArray) -> FloatArray:
+    """`state_dependent_log_std` of arrays."""
+    variance: FloatArray = np.dot(features * features, np.exp(np.float32(2.0) * log_std))
+    variance += np.float32(MIN_VARIANCE)
+    np.log(variance, out=variance)
+    variance *= np.float32(0.5)
+    return variance
+
+
+def element_stddev(stddev: float, num_features: int) -> float:
+    """The deviation of a matrix's elements with which actions have `stddev` where all features are 1 or -1."""
+    return stddev / math.sqrt(num_features)
+
+
+def _initial_log_std(num_features: int, num_actions: int, config: TrainConfig) -> nn.Parameter:
+    return nn.Parameter(
+        torch.full((num_features, num_actions), math.log(element_stddev(config.initial_stddev, num_features)))
+    )
+
+
+class _ResultWithFeatures(ForwardResult):
+    """Attributes: features: [B, F], inputs of the policy's last layer."""
+
+    features: Tensor
+
+
+class StateDependentActorCritic(ActorCritic):
+    """Actor and critic whose `log_std` is `[F, A]`: log-deviations of the elements of noise matrices.
+
+    As in the authors' implementation, no gradient of the deviation reaches the features.
+    """
+
+    def build(self, config: TrainConfig) -> None:
+        """Makes the networks of `ActorCritic`, and the deviations."""
+        super().build(config)
+        self.log_std = _initial_log_std(self.policy_head.in_features, self.distribution.num_actions, config)
+
+    @property
+    def runs_in_arrays(self) -> bool:
+        """Whether `ArrayPolicy` can act with it."""
+        return type(self) is StateDependentActorCritic and self._has_perceptrons
+
+    @torch.no_grad()
+    def limit_stddev(self, limit: float) -> None:
+        """Lowers deviations of elements with which actions have more than `limit` where all features are 1 or -1."""
+        assert self.log_std is not None
+        self.log_std.clamp_(max=math.log(element_stddev(limit, len(self.log_std))))
+
+    @torch.inference_mode()
+    def act_with_features(
+        self, rows: Tensor, generator: torch.Generator | None, rnn_state: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The fields of `ActResult` with independent noise, and the features `[B, F]`; see `act`."""
+        result, after = self.step(self.inputs_of(rows), rnn_state)
+        assert isinstance(result, _ResultWithFeatures)
+        action, log_prob = self.distribution.sample(result.action_parameters, generator)
+        value = self.denormalize_value(result.normalized_value)
+        return *ActResult(action, log_prob, value, result.action_parameters, after), result.features
+
+    def _heads(self, inputs: Inputs, features: Tensor, critic_features: Tensor) -> ForwardResult:
+        (policy_weight, policy_bias), (value_weight, value_bias) = self.heads
+        assert self.log_std is not None
+        log_std = state_dependent_log_std(features.detach(), self.log_std)
+        parameters = self.distribution.parameters_of(linear(features, policy_weight, policy_bias), log_std)
+        value = linear(critic_features, value_weight, value_bias).squeeze(-1)
+        result = _ResultWithFeatures(parameters, value)
+        result.features = features
+        return result
+
+
+class StateDependentSacActor(SacActor):
+    """SAC's policy with log-deviations `log_std [F, A]` of noise matrices in place of outputs of the network.
+
+    As in the authors' implementation, the gradient of the deviation reaches the features. Autograd trains it.
+    """
+
+    log_std: nn.Parameter
+
+    def build(self, spec: EnvSpec, config: TrainConfig) -> None:
+        """Makes an encoder, whose outputs are the features, the linear layer over them, and the deviations."""
+        self.encoder = encoder = make_actor_encoder(self.layout, config)
+        num_features, num_actions = encoder.output_size, self.distribution.num_actions
+        gain = POLICY_HEAD_GAIN if config.policy_initialization == "orthogonal" else None
+        self.mlp = StackedMlp(1, [num_features, num_actions], config.nonlinearity, gain)
+        self.log_std = _initial_log_std(num_features, num_actions, config)
+
+    def _set_initial_stddev(self, stddev: float) -> None:
+        """Does nothing: `build` has set the deviations."""
+
+    @property
+    def runs_in_arrays(self) -> bool:
+        """Whether `ArrayPolicy` can act with it."""
+        encoder = self.encoder
+        is_known = isinstance(encoder, ObservationEncoder | PartialEncoder) and encoder.perceptron is not None
+        return type(self) is StateDependentSacActor and is_known
+
+    def forward(self, floats: Tensor, pixels: Tensor | None = None) -> Tensor:
+        """Parameters `[B, P]` of the action distributions for normalized observations."""
+        return self._parameters_with_features(floats, pixels)[0]
+
+    @torch.inference_mode()
+    def act_with_features(self, obs: Tensor, generator: torch.Generator | None, rnn_state: Any) -> tuple[Tensor, ...]:
+        """The fields of `SacActResult` with independent noise, and the features `[B, F]`; see `act`."""
+        parameters, features = self._parameters_with_features(*self.inputs_of(obs))
+        return *self.distribution.sample(parameters, generator), parameters, features
+
+    def _parameters_with_features(self, floats: Tensor, pixels: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert self.encoder is not None
+        features: Tensor = self.encoder(Inputs(floats, pixels))
+        mean = self.mlp(features)[0].to(self.statistics.dtype)
+        return torch.cat((mean, state_dependent_log_std(features, self.log_std)), dim=-1), features
