@@ -51,7 +51,7 @@ class Echo(gymnasium.Env[np.ndarray, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         counts, self._steps = self._steps > 0, self._steps + 1
-        reward = -abs(float(action[0]) - self._before) / 9.0 if counts else 0.0
+        reward = -((float(action[0]) - self._before) ** 2) / 9.0 if counts else 0.0
         return self._show(), reward, False, self._steps == 10, {}
 
     def _show(self) -> np.ndarray:

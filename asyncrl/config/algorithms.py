@@ -84,8 +84,8 @@ class Algorithm:
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
             of `asyncrl.learner.replay_learner.ReplayLearner`.
-        make_recurrent_learner: the same with `use_rnn`, for batches of `asyncrl.learner.sequence_sampler.Sequences`; None
-            if the algorithm learns from single steps only.
+        make_recurrent_learner: the same with `use_rnn`, for batches of `asyncrl.learner.sequence_sampler.Sequences`;
+            None if the algorithm learns from single steps only.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
             `SacActor`.
         squashes_actions: the model of `make_model` always squashes continuous actions to their bounds, as `SacActor`

@@ -105,8 +105,8 @@ class ResourcePlan:
         fixed_lag: whether a dataset is collected as a whole while the previous one is trained.
         max_policy_lag, debug_forced_lag: in policy versions.
         train_for_env_steps: environment steps of the whole run.
-        rnn_state_size: size of one environment's recurrent state, of actor and critic together, with a replay of the actor
-            alone; 0 without one.
+        rnn_state_size: size of one environment's recurrent state, of actor and critic together, with a replay of the
+            actor alone; 0 without one.
         recurrence: steps of one training sequence; divides `rollout`, or with a replay `batch_size`.
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.

@@ -74,7 +74,7 @@ class SequenceSampler(ReplaySampler):
         places = self._places(*rows)
         steps, shape = super()._gather(*(np.ravel(each) for each in rows)), places.shape
         fields = (steps.obs, steps.next_obs, steps.action, steps.reward, steps.discount)
-        obs, next_obs, action, reward, discount = (field.unflatten(0, shape) for field in fields)
+        obs, next_obs, action, reward, discount = (torch.unflatten(field, 0, shape) for field in fields)
         valid = torch.from_numpy(self._valid[places])
         begins = torch.zeros(shape[0], shape[1] + 1, dtype=torch.bool)
         begins[:, 1:] = self._terminated[torch.from_numpy(places)] | ~valid

@@ -16,9 +16,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.models.encoders import Inputs
 
 
-def unroll_after(
-    encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins: Tensor, burn_in: int = 0
-) -> Tensor:
+def unroll_after(encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins: Tensor, burn_in: int = 0) -> Tensor:
     """Features `[(T - burn_in) * B, out]` of sequences of T rows, of which the first only change the state.
 
     No gradient flows into those rows (burn-in, Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed

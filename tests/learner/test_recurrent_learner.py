@@ -1,4 +1,4 @@
-"""Updates on sequences: those of networks that are stepped row by row, with masks and burn-in, and what they promise."""
+"""Updates on sequences are those of networks that are stepped row by row, with masks and burn-in."""
 
 from __future__ import annotations
 
@@ -255,9 +255,7 @@ def test_acting_step_by_step_is_the_unrolled_policy() -> None:
         parameters.append(result.action_parameters)
     begins = torch.zeros(LENGTH, SIZE, dtype=torch.bool)
     with torch.no_grad():
-        unrolled = actor.unroll(
-            Inputs(batch.obs[:, :LENGTH].transpose(0, 1).flatten(0, 1)), batch.rnn_state, begins
-        )
+        unrolled = actor.unroll(Inputs(batch.obs[:, :LENGTH].transpose(0, 1).flatten(0, 1)), batch.rnn_state, begins)
     torch.testing.assert_close(unrolled, torch.cat(parameters), atol=1e-6, rtol=1e-5)
     first = actor.act(batch.obs[:, 0], deterministic=True)
     assert torch.equal(first.rnn_state, actor.act(batch.obs[:, 0], rnn_state=torch.zeros(SIZE, 6)).rnn_state)

@@ -37,7 +37,7 @@ RECURRENT: dict[str, Any] = {
     "learning_rate": 0.003,
     "tau": 0.02,
 }
-RECALL = {**RECURRENT, "gamma": 0.0, "reward_scale": 18.0, "ent_coef": 0.05, "train_for_env_steps": 6000}
+RECALL = {**RECURRENT, "gamma": 0.0, "reward_scale": 18.0, "ent_coef": 0.05, "train_for_env_steps": 4000}
 
 
 def loaded(finished: FinishedRun) -> checkpoint.Checkpoint:
@@ -59,7 +59,8 @@ def check_states(finished: FinishedRun) -> int:
         own = {name.partition(".")[0]: field for name, field in columns.items() if name.endswith(f".{split}")}
         state = torch.from_numpy(own["rnn_state"][0])
         for row, stored in enumerate(own["rnn_state"]):
-            np.testing.assert_allclose(state.numpy(), stored, atol=1e-5)
+            valid = own["valid"][row]  # no sequence begins at other rows
+            np.testing.assert_allclose(state.numpy()[valid], stored[valid], atol=1e-5)
             _, state = model.step(model.inputs_of(torch.from_numpy(own["obs"][row])), state)
             ends = own["terminated"][row] | ~own["valid"][row]
             state = state.detach().masked_fill(torch.from_numpy(ends).unsqueeze(1), 0.0)
@@ -68,8 +69,7 @@ def check_states(finished: FinishedRun) -> int:
     return num_rows
 
 
-@pytest.mark.parametrize("algo", ["sac", "td3"])
-@pytest.mark.parametrize("mode", REPLAY_MODES)
+@pytest.mark.parametrize(("algo", "mode"), [*(("sac", mode) for mode in REPLAY_MODES), ("td3", "async-central")])
 def test_states_are_stored_as_the_policy_had_them_and_a_resumed_run_continues_with_them(
     algo: str, mode: str, tmp_path: Path
 ) -> None:
@@ -94,9 +94,10 @@ def test_a_recurrent_policy_recalls_what_was_shown(tmp_path: Path) -> None:
 
 
 def test_a_recurrent_policy_of_td3_echoes_the_number_before(tmp_path: Path) -> None:
-    settings = {"algo": "td3", "gamma": 0.0, "reward_scale": 9.0, "train_for_env_steps": 5000}
+    settings = {"algo": "td3", "gamma": 0.0, "reward_scale": 4.0, "train_for_env_steps": 4000}
+    settings |= {"exploration_stddev": 0.3}
     finished = run(tmp_path, "serial", "space_envs:Echo-v0", **{**RECURRENT, **settings})
-    assert mean_return(finished) > -0.3  # of 0; without memory -1
+    assert mean_return(finished) > -0.3  # of 0; -1 at best without memory
 
 
 def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stopped(tmp_path: Path) -> None:
