@@ -343,7 +343,7 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
         ({"residual_blocks": True}, "--residual_blocks=True", "--residual_blocks=False"),
         ({"value_bins": 51}, "--value_bins=51", "--value_bins=none"),
         ({"batch_size": 40}, "--recurrence=16 must divide --batch_size=40", "--batch_size=48"),
-        ({"recurrence": 7, "algo": "td3"}, "--recurrence=7 must divide --batch_size=256", "--batch_size=259"),
+        ({"recurrence": 7, "algo": "td3"}, "--recurrence=7 must divide --batch_size=128", "--batch_size=126"),
         (
             {"warmup_env_steps": 100},
             "4 environments need 33 steps each for a first sequence with --burn_in=16 and 16 steps after it",
