@@ -2,6 +2,7 @@
 
     python scripts/compare_peers.py --rounds=3 --work_dir=peers     # everything: about 6 minutes a round and task
     python scripts/compare_peers.py --tasks=HalfCheetah --systems=asyncrl_async,sample_factory_async
+    python scripts/compare_peers.py --tasks=Pong --warm_up_s=30 --measure_s=120  # needs the extra atari
     python scripts/compare_peers.py --prepare_only                  # only make the virtual environments
 
 Each peer has a virtual environment in --work_dir, which is kept while its packages match those listed here. PyTorch is
@@ -9,8 +10,9 @@ installed there first, from the index that pip is configured for. Every second r
 Results are appended to peers.jsonl at once; a measurement with a result is not repeated. Needs
 `pip install -e ".[mujoco]"` in the environment that starts it.
 
-All systems train the same: 4096 samples per dataset, minibatches of 1024, 2 epochs, a 64-64 network, on the CPU, with a
-learning rate that changes nothing, so that the bodies always move as under random actions.
+All systems train the same, on the CPU, with a learning rate that changes nothing, so that bodies always move as under
+random actions: 4096 samples per dataset; for bodies minibatches of 1024, 2 epochs and a 64-64 network; for Pong
+minibatches of 256, 4 epochs, rollouts of 128 steps, Nature's network, and the last four of every fourth image.
 """
 
 from __future__ import annotations
@@ -36,10 +38,20 @@ from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import read_json_lines
 from asyncrl.config.schema import TrainConfig
 
-TASKS = ("Humanoid", "HalfCheetah")
+BODIES = ("Humanoid", "HalfCheetah")
+TASKS = (*BODIES, "Pong")
+PONG = {"v5": "ALE/Pong-v5", "v4": "PongNoFrameskip-v4"}
 START_ALLOWANCE_S = 2.0
 START_TIMEOUT_S = 180.0
 ASYNCRL_SETTINGS = (
+    "--learning_rate=0",
+    "--lr_schedule=constant",
+    "--train_for_env_steps=1000000000000",
+    "--report_every_s=1",
+    "--with_tensorboard=False",
+    "--device=cpu",
+)
+BODY_SETTINGS = (
     "--preset=mujoco",
     "--rollout=64",
     "--batch_size=1024",
@@ -48,11 +60,6 @@ ASYNCRL_SETTINGS = (
     "--encoder_mlp_layers=[64,64]",
     "--actor_critic_share_weights=True",
     "--kl_loss_coeff=0.1",
-    "--learning_rate=0",
-    "--lr_schedule=constant",
-    "--train_for_env_steps=1000000000000",
-    "--report_every_s=1",
-    "--with_tensorboard=False",
 )
 
 
@@ -66,30 +73,36 @@ class System:
     mode: str
     setting: str
     env_version: str
+    flags: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         return f"{self.label}, {self.setting}, -{self.env_version}"
 
+    def env_of(self, task: str) -> str:
+        """The Gymnasium id of a task in this system."""
+        return PONG[self.env_version] if task == "Pong" else f"{task}-{self.env_version}"
+
 
 SAMPLE_FACTORY = Peer(
     "sample_factory",
-    ("sample-factory==2.1.1", "gymnasium[mujoco]==0.29.1", "mujoco=={mujoco}"),
+    ("sample-factory==2.1.1", "gymnasium[mujoco]==0.29.1", "mujoco=={mujoco}", "ale-py==0.10.1"),
     ("sample-factory", "gymnasium", "mujoco", "torch", "numpy"),
     "sample_factory_run.py",
 )
 STABLE_BASELINES3 = Peer(
     "stable_baselines3",
-    ("stable-baselines3==2.9.2", "gymnasium[mujoco]", "mujoco=={mujoco}"),
+    ("stable-baselines3==2.9.2", "gymnasium[mujoco]", "mujoco=={mujoco}", "ale-py", "opencv-python-headless"),
     ("stable-baselines3", "gymnasium", "mujoco", "torch", "numpy"),
     "stable_baselines3_run.py",
 )
 
 
 def systems(workers: int, envs: int) -> dict[str, System]:
-    layout = f"{workers} x {envs}"
+    layout, bf16 = f"{workers} x {envs}", ("--precision=bf16",)
     rows = [
         System("asyncrl_async", "asyncrl", None, "async", f"async, {layout}", "v5"),
+        System("asyncrl_async_bf16", "asyncrl", None, "async", f"async, bf16, {layout}", "v5", bf16),
         System("sample_factory_async", "Sample Factory", SAMPLE_FACTORY, "async", f"async, {layout}", "v4"),
         System("asyncrl_sync", "asyncrl", None, "sync", f"sync, {layout}", "v5"),
         System("sample_factory_sync", "Sample Factory", SAMPLE_FACTORY, "sync", f"sync, {layout}", "v4"),
@@ -102,24 +115,25 @@ def systems(workers: int, envs: int) -> dict[str, System]:
 
 def simulate(task: str, options: argparse.Namespace, round_idx: int) -> float:
     """Returns environment steps per second without a policy."""
-    config = TrainConfig(env=f"{task}-v5")
+    config = TrainConfig(env="ALE/Pong-v5" if task == "Pong" else f"{task}-v5")
     return measure_pure_simulation(config, options.num_workers, options.num_envs_per_worker, options.simulate_s)
 
 
 def run_asyncrl(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
-    """Returns environment steps per second of a run with `ASYNCRL_SETTINGS` and these flags, the first being --env.
+    """Returns environment steps per second of a run that learns nothing, with these flags, the first being --env.
 
     Raises:
         TaskFailed: the measurement failed.
     """
+    env = flags[0].partition("=")[2]
     common = (
         *ASYNCRL_SETTINGS,
+        *(("--preset=atari",) if env == PONG["v5"] else BODY_SETTINGS),
         f"--num_workers={options.num_workers}",
         f"--num_envs_per_worker={options.num_envs_per_worker}",
         f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
-        "--device=cpu",
     )
-    config = TrainConfig(env=flags[0].partition("=")[2])
+    config = TrainConfig(env=env)
     workshop = Workshop(options.work_dir.resolve(), config, options.warm_up_s, options.measure_s)
     figures = workshop.carry_out(Task("throughput", name, round_idx, (*flags, *common), ()))
     assert isinstance(figures, ThroughputFigures)
@@ -154,7 +168,7 @@ def run_peer(
     progress.unlink(missing_ok=True)
     settings: dict[str, Any] = {
         "task": task,
-        "env": f"{task}-{system.env_version}",
+        "env": system.env_of(task),
         "mode": system.mode,
         "seconds": options.warm_up_s + options.measure_s + START_ALLOWANCE_S,
         "num_workers": options.num_workers,
@@ -179,7 +193,7 @@ def rows(options: argparse.Namespace, chosen: Sequence[System]) -> Iterator[Row]
             if system.peer is not None:
                 measure = functools.partial(run_peer, system, system.peer, task, options)
             else:
-                flags = (f"--env={task}-{system.env_version}", f"--async_rl={system.mode == 'async'}")
+                flags = (f"--env={system.env_of(task)}", f"--async_rl={system.mode == 'async'}", *system.flags)
                 measure = functools.partial(run_asyncrl, f"{system.name} {task}", flags, options)
             yield Row(task, system.title, measure)
 
@@ -195,9 +209,9 @@ def main() -> int:
     if options.prepare_only:
         return 0
     about = (
-        "Environment steps. Datasets of 4096 samples, minibatches of 1024, 2 epochs, a 64-64 network, learning rate 0 "
-        "(peers: 1e-12). The Gymnasium that Sample Factory needs knows -v4 only. "
-        + "".join(f"{versions_of(peer, folder)}. " for peer in peers.values())
+        "Environment steps. Datasets of 4096 samples, minibatches of 1024, 2 epochs, a 64-64 network (Pong: batches "
+        "of 256, 4 epochs, Nature's network), learning rate 0 (peers: 1e-12). Sample Factory's Gymnasium knows "
+        "-v4 only. " + "".join(f"{versions_of(peer, folder)}. " for peer in peers.values())
     )
     own = [system.title for system in chosen if system.peer is None]
     sizes = {name: getattr(options, name) for name in ("simulate_s", "num_workers", "num_envs_per_worker")}
@@ -210,9 +224,10 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     names = list(systems(2, 32))
+    usual = [name for name in names if name != "asyncrl_async_bf16"]
     flags = parser(__doc__, rounds=3, warm_up_s=25.0, measure_s=30.0)
-    flags.add_argument("--tasks", type=lambda text: names_in(text, TASKS), default=list(TASKS))
-    flags.add_argument("--systems", type=lambda text: names_in(text, names), default=names, help=", ".join(names))
+    flags.add_argument("--tasks", type=lambda text: names_in(text, TASKS), default=list(BODIES))
+    flags.add_argument("--systems", type=lambda text: names_in(text, names), default=usual, help=", ".join(names))
     flags.add_argument("--simulate_s", type=float, default=10.0)
     flags.add_argument("--num_workers", type=int, default=2, help="asyncrl and Sample Factory")
     flags.add_argument("--num_envs_per_worker", type=int, default=32, help="asyncrl and Sample Factory")

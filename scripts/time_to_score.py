@@ -207,7 +207,7 @@ def _parse() -> argparse.Namespace:
         metavar="NAME='--flag=value ...'",
         help="asyncrl with these flags, as a further system; may be given several times",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... one run each [default 3]")
+    parser.add_argument("--seeds", type=int, help="0, 1, ... one run each [default 3; 6 for the suite quick]")
     parser.add_argument("--episodes", type=int, default=20, help="of each evaluation [default 20]")
     parser.add_argument("--limit_s", type=float, default=600.0, help="most seconds of training in a run [default 600]")
     parser.add_argument("--compare_to", type=Path, help="stored outcome that asyncrl must not fall behind")
@@ -220,6 +220,7 @@ def _parse() -> argparse.Namespace:
 def _completed(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
     """Adds the values that follow from other flags, and replaces names by objects."""
     suite = SUITES[options.suite]
+    options.seeds = options.seeds or (6 if options.suite == "quick" else 3)
     options.work_dir = options.work_dir or Path("scores") / options.suite
     options.num_cores = len(os.sched_getaffinity(0))
     options.commit = describe("cpu")["git_commit"]

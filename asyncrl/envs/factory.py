@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -41,6 +43,7 @@ _INSTALL = {
     "mpe2": "pip install mpe2",
 }
 _ACTING_SEEDS = 1 << 20
+log = logging.getLogger(__name__)
 
 
 def make_env(
@@ -96,6 +99,8 @@ def make_env(
                 raise UsageError(f"{env_id} has no vectorized implementation to use: none is registered.")
             if backend == "tensor" or (registered is not None and registered.entry_point is None):
                 return _make_vectorized_only(env_id, arguments, backend)
+            if registered is not None and "mujoco" in str(registered.entry_point):
+                _log_mujoco_warnings_once()
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
             if (of_agents := as_agents_env(env, env_id)) is not None:
                 return of_agents
@@ -336,3 +341,18 @@ def _without_registry_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"gymnasium\.envs\.registration")
         yield
+
+
+@functools.cache
+def _log_mujoco_warnings_once() -> None:
+    """Logs each of MuJoCo's warnings once; it prints one for each model, and writes a file in the working directory."""
+    if importlib.util.find_spec("mujoco") is None:
+        return
+    import mujoco
+
+    @functools.lru_cache(maxsize=100)
+    def show(text: str) -> None:
+        log.warning("MuJoCo: %s", text)
+
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(lambda text: show(text.partition(" Time = ")[0]))

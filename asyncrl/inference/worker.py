@@ -57,7 +57,7 @@ class InferenceWorker:
         self._batcher = RequestBatcher(len(rings) * max(1, splits_per_client // 2), max_wait_s)
         self._worker_deaths = worker_deaths
         self._deaths_seen = 0
-        self._report_started = time.monotonic()
+        self.report_started = time.monotonic()
         self.phases = phases or PhaseTimer()
         self._num_forward_passes = 0
         self._num_observations = 0
@@ -87,21 +87,16 @@ class InferenceWorker:
         now, phases = time.monotonic(), self.phases.take()
         report = InferenceReport(
             worker_idx=self._worker_idx,
-            wall_s=now - self._report_started,
+            wall_s=now - self.report_started,
             busy_s=busy_s(phases),
             num_forward_passes=self._num_forward_passes,
             num_observations=self._num_observations,
             phases=phases,
             notice=self._policy.pop_warning(),
         )
-        self._report_started = now
+        self.report_started = now
         self._num_forward_passes = self._num_observations = 0
         return report
-
-    @property
-    def report_age_s(self) -> float:
-        """Seconds since the last report."""
-        return time.monotonic() - self._report_started
 
     def _clean_up_after_deaths(self) -> None:
         """Closes the requests of workers that died; nothing is written into their slots any more."""

@@ -117,7 +117,8 @@ class ReplayLoop:
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
         due, agreement, phases = self._limiter.due, self._agreement, self._phases
-        num_updates, new_values = min(due, MOST_UPDATES_AT_ONCE), None
+        is_trial = self._threads is not None and self._threads.is_trying
+        num_updates, new_values = min(due, 1 if is_trial else MOST_UPDATES_AT_ONCE), None
         has_ranks = agreement.ranks.num_ranks > 1
         is_done = due == 0 and self._stripes.total_env_steps() >= self._stop_at
         must_wait = due == 0 and not (has_ranks and is_done)

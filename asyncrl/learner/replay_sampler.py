@@ -151,9 +151,11 @@ class ReplaySampler:
         goes_on = torch.ones_like(start, dtype=torch.bool)
         between_obs = self._obs.new_zeros((len(row), self._n_step - 1, *self._obs.shape[1:]))
         between_discount = reward.new_zeros((len(row), self._n_step - 1))
+        place, terminated = start, goes_on
         for step in range(self._n_step):
-            place = start if step == 0 else self._places(split, row + step, env)
             if step > 0:
+                goes_on = goes_on & continues(True, terminated, self._truncated[place])
+                place = self._places(split, row + step, env)
                 between_obs[:, step - 1] = self._obs[torch.where(goes_on, place, start)]
                 between_discount[:, step - 1] = torch.where(goes_on, discount, 0.0)
             step_reward = self._reward[place] * self._reward_scale
@@ -166,7 +168,6 @@ class ReplaySampler:
             steps += goes_on
             terminated = self._terminated[place]
             discount = discount.masked_fill(goes_on & terminated, 0.0)
-            goes_on = goes_on & continues(True, terminated, self._truncated[place])
         after = self._places(split, row + steps, env)
         obs, next_obs, action = self._obs[start], self._obs[after], self._action[start]
         return Transitions(

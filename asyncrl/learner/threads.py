@@ -15,6 +15,7 @@ import torch
 RETRY_S = 15.0
 _UPDATES_OF_A_TRIAL = 4
 _BETTER_BY = 0.95
+_FAR_SLOWER = 2.0  # than the fastest: one update shows it
 
 
 class ThreadChoice:
@@ -41,6 +42,11 @@ class ThreadChoice:
         """Threads of the next update."""
         return self._to_try[0] if self._to_try else self._chosen
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether the next update belongs to a trial; it should be made alone, as it may take a second."""
+        return bool(self._to_try)
+
     @contextlib.contextmanager
     def updating(self, num_updates: int) -> Iterator[None]:
         """Wraps a call that makes `num_updates` updates."""
@@ -60,7 +66,8 @@ class ThreadChoice:
         """Keeps the fastest of a candidate's calls, because disturbances only make calls slower."""
         self._fastest[count] = min(seconds, self._fastest.get(count, seconds))
         self._updates += num_updates
-        if self._updates >= _UPDATES_OF_A_TRIAL:
+        is_far_slower = seconds > _FAR_SLOWER * min(self._fastest.values())
+        if self._updates >= _UPDATES_OF_A_TRIAL or is_far_slower:
             self._updates = 0
             self._to_try.pop(0)
 

@@ -58,7 +58,7 @@ class RolloutWorkerBase:
         self.phases = phases
         self._groups = groups
         self._control = control
-        self._report_started = time.monotonic()
+        self.report_started = time.monotonic()
         self._env_steps = 0
         self._trained: list[UpdateMetrics] = []
         self._skipped_steps = self._skipped_steps_reported = 0
@@ -92,7 +92,7 @@ class RolloutWorkerBase:
         now, phases, failures = time.monotonic(), self.phases.take(), self._groups[0].failures
         report = RolloutReport(
             worker_idx=self.worker_idx,
-            wall_s=now - self._report_started,
+            wall_s=now - self.report_started,
             busy_s=busy_s(phases),
             env_steps=self._env_steps,
             episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
@@ -101,14 +101,9 @@ class RolloutWorkerBase:
             skipped_steps=self._skipped_steps - self._skipped_steps_reported,
             failures=EnvironmentFailures() if failures is None else failures.take(),
         )
-        self._report_started, self._env_steps, self._trained = now, 0, []
+        self.report_started, self._env_steps, self._trained = now, 0, []
         self._skipped_steps_reported = self._skipped_steps
         return report
-
-    @property
-    def report_age_s(self) -> float:
-        """Seconds since the last report."""
-        return time.monotonic() - self._report_started
 
     def close(self) -> None:
         for group in self._groups:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 
 import torch
@@ -43,7 +44,7 @@ def rollout_main(
                 if wait_s > 0.0:
                     waker.wait(wait_s)
                     worker.phases.charge(worker.waiting_for)
-                if worker.report_age_s >= REPORT_EVERY_S:
+                if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
                     reports.send(worker.report())
             reports.send(worker.report())
         finally:

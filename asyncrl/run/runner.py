@@ -122,7 +122,7 @@ def _run_serial_part(
                     for worker in workers:
                         worker.take_training_info()
                         worker.poll()
-                        if worker.report_age_s >= REPORT_EVERY_S:
+                        if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
                             send(worker.report())
                 except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed) as error:
                     control.request_stop()
@@ -304,7 +304,7 @@ def _inference_main(
         if wait_s > 0.0:
             waker.wait(wait_s)
             server.phases.charge(server.waiting_for)
-        if server.report_age_s >= REPORT_EVERY_S:
+        if time.monotonic() - server.report_started >= REPORT_EVERY_S:
             reports.send(server.report())
     reports.send(server.report())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -127,3 +128,19 @@ def test_a_callable_is_made_by_its_name_or_carried_where_that_is_not_enough(monk
 def test_a_function_of_a_script_is_not_looked_for_elsewhere() -> None:
     with pytest.raises(UsageError, match="__main__:make is a function of a script or a notebook"):
         make_env("__main__:make")
+
+
+def test_a_warning_of_mujoco_is_shown_once_and_leaves_no_file(tmp_path: Path) -> None:
+    warns_twice = (
+        "import gymnasium, mujoco\n"
+        "from asyncrl.envs.factory import make_env\n"
+        "make_env('InvertedPendulum-v5')\n"
+        "warn = mujoco.get_mju_user_warning()\n"
+        "[warn(f'The simulation is unstable. Time = {time}.') for time in range(3)]\n"
+        "[make_env('HalfCheetah-v5') for _ in range(2)]\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", warns_twice], cwd=tmp_path, capture_output=True, text=True, check=True)
+    shown = ran.stderr.splitlines()
+    assert shown[0] == "MuJoCo: The simulation is unstable."
+    assert len(shown) == len(set(shown)) <= 2
+    assert list(tmp_path.iterdir()) == []

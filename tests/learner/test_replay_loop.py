@@ -16,6 +16,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import replay_loop as trainer_module
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
+from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.reports import PhaseTimer, SacMetrics, SampleAges
 
 
@@ -25,7 +26,7 @@ class Fakes:
     block_size, policy_version, due, achieved_ratio, skipped_steps = 4, 0, 0, 0.5, 0
     device, notice = torch.device("cpu"), None
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, threads: ThreadChoice | None = None, **settings: Any) -> None:
         self.log: list[Any] = []
         self.risen = True
         self.control = RunControl(Arena.create(control_specs()), num_workers=0)
@@ -48,6 +49,7 @@ class Fakes:
             config,
             PhaseTimer(),
             first_env_steps=7,
+            threads=threads,
         )
 
     # the learner
@@ -108,6 +110,15 @@ def test_all_that_is_due_is_learned_in_parts_and_weights_go_out_before_workers_m
     ]
     assert fakes.waited == []
     assert fakes.worker.count == 2
+
+
+def test_updates_of_a_trial_of_threads_are_made_one_by_one() -> None:
+    fakes = Fakes(threads=ThreadChoice(2, clock=lambda: 0.0, use=lambda count: None), normalize_input=False)
+    fakes.writer.write_rows(2)
+    fakes.due = MOST_UPDATES_AT_ONCE + 8
+    while fakes.due > 0:
+        fakes.trainer.train_once(5.0)
+    assert [entry[1] for entry in fakes.log if entry[0] == "train"] == [1] * 8 + [MOST_UPDATES_AT_ONCE]
 
 
 def test_with_nothing_due_it_waits_and_wakes_workers_only_if_they_may_step_further() -> None:

@@ -44,6 +44,22 @@ def test_another_number_is_taken_once_the_machine_is_shared_and_back_again() -> 
     assert 2 in used[: round(1.1 * RETRY_S / 0.04)]
 
 
+def test_one_update_shows_that_a_number_is_far_too_slow() -> None:
+    machine = Machine({1: 0.04, 2: 1.0}, most=2)
+    assert [machine.update() for _ in range(7)] == [1] * 4 + [2] + [1] * 2
+    used = machine.run_for(4 * RETRY_S)
+    assert used.count(2) <= 4, "one for each trial"
+
+
+def test_a_trial_is_announced_before_its_update() -> None:
+    machine = Machine({1: 0.04, 2: 0.02}, most=2)
+    announced = []
+    for _ in range(9):
+        announced.append(machine.choice.is_trying)
+        machine.update()
+    assert announced == [True] * 8 + [False]
+
+
 def test_a_small_difference_is_no_reason_to_change() -> None:
     machine = Machine({1: 0.0195, 2: 0.02}, most=2)
     machine.run_for(1.0)

@@ -16,8 +16,10 @@ import time_to_score
 from gymnasium.utils.env_checker import check_env
 from scoring import report, running
 from scoring.analysis import (
+    GATE_CHANCE,
     GATE_SHARE,
     best_ratio,
+    chance_of_loss,
     evaluated_time,
     interquartile_interval,
     interquartile_mean,
@@ -253,24 +255,46 @@ def stored(*scores: float, task: Task = TASK) -> dict[str, dict[str, Any]]:
     return outcome([task], "asyncrl", {task.env: seeds(*scores, task=task)})
 
 
-def test_the_gate_fails_below_its_share_of_the_normalized_median_and_not_at_it() -> None:
-    before = stored(0, 20, 20)  # the median is 0.6 of the way from -100 to 100
-    assert GATE_SHARE == 0.9
-    assert regressions([TASK], before, stored(8, 8, 500)) == []
-    (sentence,) = regressions([TASK], before, stored(7.9, 7.9, 500))
-    assert sentence == (
-        "Hill-v0: the median score fell to 7.9 (seeds: 7.9, 7.9, 500.0) from 20.0 (seeds: 0.0, 20.0, 20.0); "
-        "at least 8.0 is needed."
+BEFORE = (20.0, 10.0, 30.0, 20.0, 15.0, 25.0)  # a mean of 20 is 0.6 of the way from -100 to 100
+
+
+def test_the_gate_fails_where_seeds_fell_by_more_than_chance_explains() -> None:
+    assert (GATE_SHARE, GATE_CHANCE) == (0.9, 0.02)
+    (sentence,) = regressions([TASK], stored(*BEFORE), stored(*(score - 20 for score in BEFORE)))
+    assert sentence.startswith(
+        "Hill-v0: the mean score fell to 0.0 (seeds: 0.0, -10.0, 10.0, 0.0, -5.0, 5.0) from 20.0"
     )
 
 
+def test_a_fall_of_less_than_the_share_passes_however_sure_it_is() -> None:
+    close = [20.0 + 0.1 * idx for idx in range(6)]
+    assert regressions([TASK], stored(*close), stored(*(score - 11 for score in close))) == []
+    assert len(regressions([TASK], stored(*close), stored(*(score - 13 for score in close)))) == 1
+
+
+def test_a_fall_that_seeds_explain_passes() -> None:
+    wide = (-80.0, 90.0, 95.0, -70.0, 85.0, 0.0)
+    assert regressions([TASK], stored(*wide), stored(*(score - 15 for score in wide))) == []
+
+
+def test_the_chance_of_a_loss_is_that_of_all_ways_to_deal_the_scores() -> None:
+    before, after = [5.0, 9.0, 7.0, 8.0], [4.0, 6.0, 5.5]
+    dealt = [sum(chosen) for chosen in itertools.combinations([*before, *after], len(after))]
+    exact = sum(each <= sum(after) for each in dealt) / len(dealt)
+    assert chance_of_loss(before, after) == pytest.approx(exact, abs=0.01)
+
+
+def test_too_few_seeds_are_no_proof_of_anything() -> None:
+    assert "3 and 3 seeds are too few" in regressions([TASK], stored(20, 20, 20), stored(20, 20, 20))[0]
+
+
 def test_the_gate_normalizes_negative_returns() -> None:
-    assert regressions([TASK], stored(-20), stored(-25)) == []
-    assert len(regressions([TASK], stored(-20), stored(-29))) == 1
+    assert regressions([TASK], stored(*[-20] * 6), stored(*[-25] * 6)) == []
+    assert len(regressions([TASK], stored(*[-20] * 6), stored(*[-29] * 6))) == 1
 
 
 def test_a_stored_score_below_random_actions_cannot_be_missed() -> None:
-    assert regressions([TASK], stored(-150), stored(-200)) == []
+    assert regressions([TASK], stored(*[-150] * 6), stored(*[-200] * 6)) == []
 
 
 def test_the_gate_compares_nothing_that_differs_or_lacks() -> None:
@@ -354,9 +378,9 @@ def test_a_stopped_session_goes_on_where_it_was(
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"task": "CartPole-v1", "sys')  # killed while it wrote
     assert command(monkeypatch, *flags) == 0
-    assert [seed for _, _, seed in runs] == [0, 1, 2]
+    assert [seed for _, _, seed in runs] == [0, 1, 2, 3, 4, 5]
     assert command(monkeypatch, *flags) == 0
-    assert len(runs) == 3
+    assert len(runs) == 6
 
 
 def test_a_run_that_fails_leaves_no_result_and_the_others_go_on(
@@ -371,7 +395,7 @@ def test_a_run_that_fails_leaves_no_result_and_the_others_go_on(
 
     monkeypatch.setattr(time_to_score, "run", failing)
     assert command(monkeypatch, f"--work_dir={tmp_path}", "--tasks=CartPole-v1") == 1
-    assert len(runs) == 2
+    assert len(runs) == 5
     assert "CartPole-v1 asyncrl seed 0: failed: exit code 3" in capsys.readouterr().out
 
 
@@ -383,11 +407,11 @@ def test_an_outcome_is_stored_compared_with_and_missed(
     assert json.loads(kept.read_text())["tasks"]["CartPole-v1"]["median"] == 60
     assert command(monkeypatch, *flags, f"--compare_to={kept}") == 0
     better = json.loads(kept.read_text())
-    better["tasks"]["CartPole-v1"]["median"] = 500
+    better["tasks"]["CartPole-v1"]["scores"] = {str(seed): 500 for seed in range(6)}
     kept.write_text(json.dumps(better))
     capsys.readouterr()
     assert command(monkeypatch, *flags, f"--compare_to={kept}", f"--outcome={kept}") == 1
-    assert "CartPole-v1: the median score fell to 60.0" in capsys.readouterr().out
+    assert "CartPole-v1: the mean score fell to 60.0" in capsys.readouterr().out
     assert json.loads(kept.read_text()) == better, "a worse outcome does not replace the stored one"
 
 
