@@ -129,11 +129,12 @@ def test_what_is_overwritten_while_it_is_read_is_drawn_anew(monkeypatch: pytest.
     assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])
 
 
-def test_a_saved_replay_keeps_its_states() -> None:
+@pytest.mark.parametrize("layout", [(2, 2), (1, 3)], ids=["same layout", "another"])
+def test_a_saved_replay_keeps_its_states(layout: tuple[int, int]) -> None:
     _, stripes = new_replay(2, 2, 20, rnn_state_size=2)
     for split in range(2):
         TaggedWriter(stripes, split, seed=split).write_rows(50)
-    _, restored = new_replay(2, 2, 20, rnn_state_size=2)
+    _, restored = new_replay(*layout, 40, rnn_state_size=2)
     restored.restore(stripes.content())
     (batch,) = sampler_of(restored, 3, 2).sample(1, 900)
     assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])
