@@ -10,12 +10,14 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from asyncrl.cli.console import format_plan, format_settings, plan_as_data, print_findings
+from asyncrl.cluster.traffic import Network
 from asyncrl.config.flags import option, option_flags, parse_options
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
+from asyncrl.config.schema import TrainConfig
 from asyncrl.run import preflight
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
@@ -30,6 +32,21 @@ class _Options(BaseModel):
     num_local_ranks: PositiveInt | None = option(
         None, "ranks that torchrun will start on this machine, which share its memory [default all]"
     )
+    round_trip_ms: NonNegativeFloat = option(
+        0.0, "with --cluster: ms of a round trip in the network; with --worker_steps_per_s, shows what it costs"
+    )
+    worker_steps_per_s: PositiveFloat | None = option(
+        None, "with --cluster: environment steps a second of one worker; shows speed and bytes a second"
+    )
+    wanted_steps_per_s: PositiveFloat | None = option(
+        None, "with --cluster and --worker_steps_per_s: shows the pools that make so many environment steps a second"
+    )
+
+    def network(self, config: TrainConfig) -> Network:
+        """What is known of the network."""
+        return Network(
+            config.cluster_bandwidth_mbit, self.round_trip_ms, self.worker_steps_per_s, self.wanted_steps_per_s
+        )
 
 
 _EXAMPLES = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
@@ -54,6 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--num_ranks={num_ranks} must be a multiple of --num_local_ranks={num_local_ranks}: every machine "
                 "runs the same number of ranks."
             ]
+        if options.worker_steps_per_s is None and (
+            options.round_trip_ms > 0.0 or options.wanted_steps_per_s is not None
+        ):
+            refused = [*refused, "--round_trip_ms and --wanted_steps_per_s need --worker_steps_per_s."]
     if options is None or refused:
         print(*(f"error: {text}" for text in refused), sep="\n", file=sys.stderr)
         return 2
@@ -69,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{'environment:':<15} {result.spec}")
         print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
         if result.traffic is not None:
-            print(f"{'network:':<15} {result.traffic.describe(loaded.config.cluster_bandwidth_mbit)}")
+            lines = result.traffic.describe(options.network(loaded.config))
+            print(*(f"{'network:':<15} {line}" for line in lines), sep="\n")
         if options.print_config:
             print(format_settings(loaded, result.plan))
         sys.stdout.flush()

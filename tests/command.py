@@ -81,17 +81,18 @@ class Command:
                     found.append(process)
         return found
 
-    def wait_until_trained(self) -> None:
+    def wait_until_trained(self, patience_s: float = 60.0) -> None:
         """Waits until a record tells of training."""
-        self.wait_until(lambda: any("train/loss" in record for record in self.records()), "training is reported")
+        is_trained = "training is reported"
+        self.wait_until(lambda: any("train/loss" in record for record in self.records()), is_trained, patience_s)
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
         """Waits for something that the command does while it runs."""
 
         def ended_or_met() -> bool:
             return self.process.poll() is not None or condition()
 
-        wait_until(ended_or_met, 60.0, what)
+        wait_until(ended_or_met, patience_s, what)
         assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[1]}"
 
     def records(self) -> list[dict[str, Any]]:

@@ -45,6 +45,13 @@ class TaggedWriter:
             stripes.obs_at((split_idx, self._row))[env] = self._obs(env)
             self._write_state(self._row, env)
 
+    def begin_life(self, number: int) -> TaggedWriter:
+        """Counts the episodes from another number on, so that this writer's steps differ from those of one before."""
+        self._episodes = [500 * number] * len(self._episodes)
+        for env in range(len(self._episodes)):
+            self._stripes.obs_at((self._split, self._row))[env] = self._obs(env)
+        return self
+
     def write_rows(self, count: int) -> None:
         for _ in range(count):
             self._write_row()

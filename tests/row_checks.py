@@ -382,7 +382,9 @@ def check_lag(finished: FinishedRun) -> None:
     assert max(deviations) < SAME_POLICY
 
 
-def check_replay(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | None, deaths: int = 0) -> Counts:
+def check_replay(
+    finished: FinishedRun, ledgers: Path, mode: AutoresetMode | None, deaths: int = 0, lost_with_machines: int = 0
+) -> Counts:
     """Checks what a run of SAC has in its replay at the end, and all transitions that it drew from it.
 
     The replay has to be saved and large enough for all rows of the run. Arguments are as for `check_on_policy`.
@@ -401,7 +403,9 @@ def check_replay(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | Non
     if plan.hogwild is None:
         assert held == finished.outcome.env_steps, "the replay holds every step of the run"
         in_hand = plan.num_envs if plan.async_rl else 0  # rows that were not whole when the run ended
-        assert rest <= num_dead + in_hand, "nothing is lost but steps that a death or the run's end interrupted"
+        assert rest <= num_dead + in_hand + lost_with_machines, (
+            "nothing is lost but steps that a death or the run's end interrupted"
+        )
     else:  # the replay of a Hogwild worker goes with it
         assert 0 <= held + rest - finished.outcome.env_steps <= num_dead, "the run counts the steps that were made"
         assert deaths or rest == 0, "the replay holds every step of the run"

@@ -75,11 +75,33 @@ class Samples(NamedTuple):
         return [Samples._make(fields) for fields in zip(*parts, strict=True)]
 
     def filled_up(self, size: int) -> Samples:
-        """The same samples in a minibatch of `size` rows; rows that repeat others have the share 0."""
+        """The same samples in a minibatch of `size` rows; rows that repeat others have the share 0.
+
+        Of sequences, those that repeat others have no valid row.
+        """
         num_samples = len(self.log_prob)
-        rows = torch.arange(size, device=self.log_prob.device)
-        share = (rows < num_samples).float() / num_samples
-        return self.at(rows % num_samples)._replace(share=share)
+        numbers = torch.arange(size, device=self.log_prob.device)
+        is_own = numbers < num_samples
+        if num_samples == 0:  # other ranks have all samples
+            filled = Samples._make(None if field is None else field.new_zeros(size, *field.shape[1:]) for field in self)
+        else:
+            filled = self.at(numbers % num_samples)
+        if filled.valid is None or filled.begins is None:
+            return filled._replace(share=is_own.float() / max(1, num_samples))
+        own_rows = is_own.unsqueeze(1)
+        return filled._replace(begins=filled.begins & own_rows, valid=filled.valid & own_rows)
+
+    def valid_filled_up(self) -> tuple[Samples, Tensor]:
+        """The samples among rows, in a minibatch of as many rows, and the row `[N]` of each.
+
+        As `filled_up`, without a shape or a read of the host that depends on how many are valid.
+        """
+        assert self.valid is not None
+        order, num_samples = (~self.valid).to(torch.uint8).argsort(stable=True), self.valid.sum()
+        numbers = torch.arange(len(self.valid), device=self.valid.device)
+        rows = order.index_select(0, numbers % num_samples.clamp(min=1))
+        share = (numbers < num_samples).float() / num_samples.clamp(min=1)
+        return self._replace(rnn_state=None, begins=None, valid=None).at(rows)._replace(share=share), rows
 
     def non_null_fields(self) -> dict[str, Tensor]:
         return {name: field for name, field in zip(self._fields, self, strict=True) if field is not None}

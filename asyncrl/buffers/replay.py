@@ -185,6 +185,18 @@ class ReplayStripes:
         self.num_rows[split_idx] += 1
         self._env_steps[split_idx] += num_steps
 
+    def begin_at(self, split_idx: int, num_rows: int) -> None:
+        """Makes `num_rows` the number of the first row of an empty stripe, before its worker starts."""
+        self.num_rows[split_idx] = num_rows
+
+    def env_steps_of(self, split_idx: int) -> int:
+        """Environment steps of a stripe's complete rows."""
+        return int(self._env_steps[split_idx])
+
+    def count_steps(self, split_idx: int, num_steps: int) -> None:
+        """Adds environment steps of rows that were published without them (who writes rows of another machine)."""
+        self._env_steps[split_idx] += num_steps
+
     def obs_at(self, place: tuple[int, int]) -> Any:
         """Returns the observations `[E, D]` of a (split, row), as a view."""
         return self.obs[place[0], place[1] % self.capacity]
@@ -323,20 +335,26 @@ class ReplayLimits:
         self._rows = arena.words("replay.row_limits")
         self._steps = arena.words("replay.step_limit")
 
-    def set(self, row_limits: Sequence[int] | None, step_limit: int) -> bool:
+    def set(self, row_limits: Sequence[int | None] | None, step_limit: int | None) -> bool:
         """Sets the limits (learner); returns whether one of them rose.
 
         Args:
-            row_limits: rows that each split may have; None if only steps are limited.
-            step_limit: environment steps of all splits together.
+            row_limits: rows that each split may have, None where only steps are limited; None if they are everywhere.
+            step_limit: environment steps of all splits together; None if only rows are limited.
         """
+        step_limit = _UNLIMITED if step_limit is None else step_limit
         has_risen = step_limit > self._steps[0]
         self._steps[0] = step_limit
         for split_idx in range(len(self._rows)):
-            limit = _UNLIMITED if row_limits is None else row_limits[split_idx]
+            limit = None if row_limits is None else row_limits[split_idx]
+            limit = _UNLIMITED if limit is None else limit
             has_risen |= limit > self._rows[split_idx]
             self._rows[split_idx] = limit
         return has_risen
+
+    def of_rows(self, split_idx: int) -> int:
+        """Rows that a split may have."""
+        return int(self._rows[split_idx])
 
     def may_step(self, split_idx: int, num_rows: int, total_env_steps: int) -> bool:
         """Whether a split with `num_rows` rows may make another one (worker); `total_env_steps` is of all splits."""

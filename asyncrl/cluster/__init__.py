@@ -5,6 +5,8 @@
     SlotLedger <-- ready slots ---- bridge <--- parcels of slots ----- its rollout workers, a CreditLedger
     WeightsPublisher -- weights --> bridge ---- newest weights ------> WeightsChannel of the pool
 
+With a replay rows take the place of slots, and limits of rows that of grants (`asyncrl.cluster.sent_rows`).
+
 A bridge is one process for each pool. For learner and runner it takes the place of the pool's rollout workers: it
 consumes their granted slots, writes each slot that arrives into the slot of the same number, finishes it and announces
 it as ready. So grants, order, lag and recovery are those of local workers.

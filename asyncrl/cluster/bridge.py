@@ -1,19 +1,22 @@
 """The process on the learner's machine that stands for a pool of rollout workers on another one.
 
-consumes  granted slots of the pool's workers (rings from the learner), weights, messages to the environments (arena)
-          parcels of the pool (answers to calls)
-produces  ready slots (slots of the arena, rings to the learner), reports; grants and weights (calls of the pool)
+consumes  what the pool's workers are granted: slots (rings from the learner) or rows of a replay (words of the
+          learner); weights, messages to the environments (arena); parcels of the pool (answers to calls)
+produces  ready slots (slots of the arena, rings to the learner) or rows of a replay (arena); reports; grants and
+          weights (calls of the pool)
 waits     for the learner or an answer of the pool to wake it, at most WAIT_S
 stops     when the run has ended; it fails if the pool does, or does not answer for `silence_s`
 
 It is all that the learner's machine knows of the pool: if it ends, Ray ends the pool, and the runner starts another
-bridge with another pool, after the learner has cleared the slots that the pool had not sent yet.
+bridge with another pool, after the learner has cleared the slots that the pool had not sent yet. With a replay the new
+bridge closes the pool's stripes, and the new pool begins behind their last rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -22,12 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.buffers.messages import IndexRing, Waker
-from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.connection import NUM_REQUESTS, Connection, RayConnection
-from asyncrl.cluster.parcels import Parcel, SlotCodec
+from asyncrl.cluster.parcels import Parcel
 from asyncrl.cluster.pool import PoolStart
+from asyncrl.cluster.sent_rows import RowReceiver, pool_specs
+from asyncrl.cluster.sent_slots import SlotReceiver
 from asyncrl.monitoring.reports import Report
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import RunFailed
@@ -36,6 +40,7 @@ from asyncrl.runtime.reporting import ReportSender
 WAIT_S = 0.01
 SILENCE_S = 60.0
 CLOSE_S = 2.5
+CLOCK_S = 30.0
 PAUSE_S = 5.0
 """A longer time between two polls is no silence of the pool: this process was stopped, or the machine asleep."""
 _REPORT_EVERY_S = 10.0
@@ -46,20 +51,24 @@ log = logging.getLogger(__name__)
 class ClockOffset:
     """How far the pool's `time.monotonic` is ahead of this machine's: half of a round trip may be unknown.
 
+    Clocks drift apart, so an answer counts for one to two times `CLOCK_S`.
+
     Attributes:
-        offset_s: of the call with the shortest round trip so far.
+        offset_s: of the call with the shortest round trip.
     """
 
     def __init__(self) -> None:
         self.offset_s = 0.0
-        self._round_trip_s = float("inf")
+        self._ends_at = -math.inf
+        self._before = self._now = (math.inf, 0.0)  # shortest round trip, and offset, of a time `CLOCK_S`
 
     def note(self, asked_at: float, pool_time: float, answered_at: float) -> None:
         """Takes the times of a call and of its answer here, and the pool's time in between."""
-        round_trip_s = answered_at - asked_at
-        if round_trip_s < self._round_trip_s:
-            self._round_trip_s = round_trip_s
-            self.offset_s = pool_time - (asked_at + answered_at) / 2.0
+        if answered_at >= self._ends_at:
+            self._ends_at = answered_at + CLOCK_S
+            self._before, self._now = self._now, (math.inf, 0.0)
+        self._now = min(self._now, (answered_at - asked_at, pool_time - (asked_at + answered_at) / 2.0))
+        self.offset_s = min(self._before, self._now)[1]
 
 
 @dataclasses.dataclass
@@ -72,7 +81,7 @@ class _Request:
 
 
 class PoolBridge:
-    """Moves slots between the learner's arena and a pool. `connection` calls the pool, and `learner` is woken by it.
+    """Connects the learner's arena and a pool. `connection` calls the pool, and `learner` is woken by what arrives.
 
     Attributes:
         num_bytes, num_parcels: what has arrived so far.
@@ -82,6 +91,7 @@ class PoolBridge:
         self,
         setup: RunSetup,
         workers: Sequence[int],
+        receiver: SlotReceiver | RowReceiver,
         connection: Connection,
         waker: Waker,
         learner: Waker,
@@ -90,14 +100,12 @@ class PoolBridge:
         silence_s: float = SILENCE_S,
     ) -> None:
         arena = setup.arena
-        self._slots = TrajectorySlots(arena)
-        self._codec = SlotCodec(arena)
+        self._receiver: Any = receiver
+        # In async rows of a replay may be made with any weights: they wait for the first ones only.
+        self._needs_newest = setup.plan.replay is None or not setup.plan.async_rl
         self._control = setup.control
         self._channel = WeightsChannel(arena)
         self._block = np.empty(self._channel.num_values, np.float32)
-        self._granted = {worker_idx: IndexRing(arena, f"granted.{worker_idx}") for worker_idx in workers}
-        self._ready = {worker_idx: IndexRing(arena, f"ready.{worker_idx}") for worker_idx in workers}
-        self._worker_num_splits = setup.plan.worker_num_splits
         self._connection, self._waker, self._learner, self._send = connection, waker, learner, send
         self._start_timeout_s, self._silence_s = start_timeout_s, silence_s
         self._polled_at, self._silent_s, self._has_answered = time.monotonic(), 0.0, False
@@ -119,15 +127,13 @@ class PoolBridge:
         Raises:
             RunFailed: the pool has failed, was lost, or does not answer.
         """
-        for worker_idx in self._granted:
+        for worker_idx in self._collected:
             self._control.count_turn(worker_idx)  # the pool watches its workers itself
         # Grants are read before the number of the weights, which are then at least as new as when they were granted.
-        slots = [slot for ring in self._granted.values() for slot in ring.pop_all()]
-        newest = self._channel.newest
-        if slots:
-            grants = [(self._slots.owner[slot], slot) for slot in slots]
+        if len(self._updates) < NUM_REQUESTS and (grants := self._receiver.take_grants()):
+            newest = self._channel.newest.number if self._needs_newest else 1
             works = self._control.has_finished_episode  # environments have, here or in any pool
-            self._updates.append(self._call("grant", newest.number, grants, works))
+            self._updates.append(self._call("grant", newest, grants, works))
         self._publish_newest()
         if self._telling is not None and self._note_time(self._telling):
             self._telling = None
@@ -169,22 +175,17 @@ class PoolBridge:
             self._publishing = self._call("publish", *news, self._block.copy())
 
     def _unpack(self, parcel: Parcel) -> None:
-        """Writes the slots of a parcel into the arena, and announces them as a rollout worker would."""
+        """Writes the slots or rows of a parcel into the arena."""
         self.num_parcels += 1
-        self.num_bytes += parcel.content.nbytes
-        for content, slot in zip(parcel.content, parcel.slots, strict=True):
-            split_idx = self._slots.owner[slot]
-            self._codec.unpack(content, slot)
-            self._slots.chosen_at[slot] -= self._clock.offset_s
-            self._slots.finish(slot, split_idx)
-            self._ready[split_idx // self._worker_num_splits].push(slot)
+        if parcel.cargo is not None:
+            self.num_bytes += parcel.cargo.num_bytes
+            self._receiver.write(parcel.cargo, self._clock.offset_s)
+            self._learner.wake()
         for worker_idx, collected in parcel.collected.items():
             self._control.count_steps(worker_idx, collected - self._collected[worker_idx])
             self._collected[worker_idx] = collected
         if parcel.has_finished_episode:
             self._control.has_finished_episode = True
-        if parcel.slots:
-            self._learner.wake()
         for report in parcel.reports:
             self._send(report)
         if parcel.failure is not None:
@@ -228,23 +229,29 @@ class PoolBridge:
 
 def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Waker, reports: ReportSender) -> None:
     """The process of a bridge."""
-    config, control = setup.config, setup.control
+    config, control, arena = setup.config, setup.control, setup.arena.specs
+    receiver: SlotReceiver | RowReceiver
+    num_rows = None
+    if setup.plan.replay is None:
+        receiver = SlotReceiver(setup, workers)
+    else:
+        receiver = RowReceiver(setup, workers)
+        arena, num_rows = pool_specs(arena, setup.plan), receiver.num_rows
     start = PoolStart(
         config=config,
         plan=setup.plan,
         spec=setup.spec,
         rank=setup.rank,
-        arena=setup.arena.specs,
+        arena=arena,
         workers=workers,
         seed_steps=setup.seed_steps,
         has_finished_episode=control.has_finished_episode,
         training_info=control.newest_training_info,
+        num_rows=num_rows,
     )
     connection = RayConnection(config, start)
     log.info("connected; waiting for a machine with %d CPUs", len(workers))
-    bridge = PoolBridge(
-        setup, workers, connection, waker, learner, reports.send, start_timeout_s=config.remote_start_timeout
-    )
+    bridge = PoolBridge(setup, workers, receiver, connection, waker, learner, reports.send, config.remote_start_timeout)
     reported_at, num_bytes, num_parcels = time.monotonic(), 0, 0
     try:
         while not control.ended:

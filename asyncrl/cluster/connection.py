@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from asyncrl.runtime.processes import RunFailed
 NUM_REQUESTS = 4
 """Requests for parcels that are under way at a time: what is ready is joined when all of them are being answered."""
 
-_THREADS = NUM_REQUESTS + 4
+_THREADS = 2 * NUM_REQUESTS + 4  # takes, grants, and the other calls
 _CONNECT_S, _LOOK_S = 10.0, 60.0
 _LOOK = """
 import logging, os, sys
@@ -65,6 +66,9 @@ def find_problem(config: TrainConfig) -> str | None:
 def _refusal(address: str) -> str | None:
     """Why nobody answers at an address; Ray itself tries for minutes."""
     if address == "auto":
+        of_environment = os.environ.get("RAY_ADDRESS", "")
+        if of_environment.startswith("ray://"):
+            return f"RAY_ADDRESS={of_environment}: the learner's machine must be a node of the cluster, not a client."
         return None
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -1,26 +1,66 @@
-"""What travels from a pool to its bridge: slots as bytes, reports and counts."""
+"""What travels from a pool to its bridge: slots or rows of a replay as bytes, reports and counts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.buffers.arena import Arena
+from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout
 from asyncrl.monitoring.reports import Report
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import RunFailed
 
 PARCEL_BYTES = 1 << 20
-"""Ready slots are joined up to about this size while all requests for parcels are being answered."""
+"""Slots and rows are joined up to about this size while all requests for parcels are being answered."""
 
-_PREFIX = "slots."
-OWN_WORDS = ("slots.state", "slots.owner")
-"""Arrays of slots that do not travel: each arena has its own."""
+LARGEST_FLOAT16 = 65504.0
 
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class SentSlots:
+    """Slots that are ready.
+
+    Attributes:
+        slots: their numbers.
+        content: their bytes, [slots, bytes of a slot], as `SlotCodec` packs them.
+    """
+
+    slots: Sequence[int]
+    content: Bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what travels, without counts and numbers."""
+        return self.content.nbytes
+
+
+@dataclass(frozen=True)
+class SentRows:
+    """Rows of a replay, those of a split in their order.
+
+    Attributes:
+        rows: split and number of each.
+        content: their bytes, [rows, bytes of a row], as `RowCodec` packs them.
+        first_obs: observations [bytes] of rows whose environments were reset before them, by position in `rows`;
+            those of all other rows travel with the row before.
+        env_steps: environment steps that splits have made in this pool, for those whose number has changed.
+    """
+
+    rows: Sequence[tuple[int, int]]
+    content: Bytes
+    first_obs: Mapping[int, Bytes]
+    env_steps: Mapping[int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what travels, without counts and numbers."""
+        return self.content.nbytes + sum(obs.nbytes for obs in self.first_obs.values())
 
 
 @dataclass(frozen=True)
@@ -29,8 +69,7 @@ class Parcel:
 
     Attributes:
         number: of the pool's answers, from 0; the bridge takes them in this order.
-        slots: numbers of the slots.
-        content: their bytes, [slots, bytes of a slot], as `SlotCodec` packs them.
+        cargo: slots or rows; None if there are none.
         collected: environment steps that each worker of the pool has made so far.
         has_finished_episode: whether an episode was finished.
         reports: of the workers since the last answer, and restarts of workers.
@@ -38,40 +77,94 @@ class Parcel:
     """
 
     number: int
-    slots: Sequence[int]
-    content: Bytes
+    cargo: SentSlots | SentRows | None
     collected: dict[int, int]
     has_finished_episode: bool
     reports: Sequence[Report]
     failure: RunFailed | None
 
 
-class SlotCodec:
-    """Copies slots between an arena and bytes: all arrays of a slot one behind the other, but state and owner.
+class PackedField:
+    """An array [N, ...] whose items travel as bytes.
 
     Attributes:
-        slot_bytes: size of a slot.
+        num_bytes: of an item.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in OWN_WORDS]
-        arrays: list[npt.NDArray[Any]] = [arena.array(name) for name in names]
-        self._fields: list[Bytes] = [array.reshape(len(array), -1).view(np.uint8) for array in arrays if array.size > 0]
-        self.slot_bytes = sum(field.shape[1] for field in self._fields)
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._items: Bytes = array.reshape(len(array), -1).view(np.uint8)
+        self.num_bytes: int = self._items.shape[1]
 
-    def pack(self, slots: Sequence[int]) -> Bytes:
-        """The bytes of slots, [slots, slot_bytes]."""
-        content = np.empty((len(slots), self.slot_bytes), np.uint8)
-        for row, slot in zip(content, slots, strict=True):
-            start = 0
-            for field in self._fields:
-                row[start : start + field.shape[1]] = field[slot]
-                start += field.shape[1]
-        return content
+    def pack(self, item: int, out: Bytes) -> None:
+        """Copies an item to `out` [num_bytes]."""
+        out[:] = self._items[item]
 
-    def unpack(self, content: Bytes, slot: int) -> None:
-        """Writes the bytes of one slot, [slot_bytes], into the slot."""
+    def unpack(self, content: Bytes, item: int) -> None:
+        """Writes `content` [num_bytes] into an item."""
+        self._items[item] = content
+
+
+class PackedObservations(PackedField):
+    """Observations [N, ..., row_size], whose floating-point numbers travel as float16.
+
+    They are rounded, and those beyond float16's largest number become this number. Numbers of integer spaces and images
+    travel as they are.
+    """
+
+    def __init__(self, array: npt.NDArray[Any], layout: ObservationLayout) -> None:
+        self._rows: Bytes = array.reshape(len(array), -1, array.shape[-1]).view(np.uint8)
+        self._runs = _runs(layout)
+        self.num_bytes = self._rows.shape[1] * float16_row_bytes(layout)
+
+    def pack(self, item: int, out: Bytes) -> None:
         start = 0
-        for field in self._fields:
-            field[slot] = content[start : start + field.shape[1]]
-            start += field.shape[1]
+        for place, is_half in self._runs:
+            part = self._rows[item][:, place]
+            if is_half:
+                numbers = np.clip(part.view(np.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16)
+                part = numbers.astype(np.float16).view(np.uint8)
+            out[start : start + part.size] = part.reshape(-1)
+            start += part.size
+
+    def unpack(self, content: Bytes, item: int) -> None:
+        start = 0
+        for place, is_half in self._runs:
+            target = self._rows[item][:, place]
+            stop = start + (target.size // 2 if is_half else target.size)
+            if is_half:
+                target.view(np.float32)[...] = content[start:stop].view(np.float16).reshape(len(target), -1)
+            else:
+                target[...] = content[start:stop].reshape(target.shape)
+            start = stop
+
+
+def float16_row_bytes(layout: ObservationLayout) -> int:
+    """Bytes that a row of observations takes on the way, if its floating-point numbers travel as float16."""
+    return sum((place.stop - place.start) // (2 if is_half else 1) for place, is_half in _runs(layout))
+
+
+def _runs(layout: ObservationLayout) -> list[tuple[slice, bool]]:
+    """The bytes of a row in runs, and whether each run travels as float16."""
+    # Choices, flags and masks are 0 and 1.
+    is_half = [
+        part.kind != "numbers" or np.issubdtype(part.dtype, np.floating)
+        for part in layout.parts
+        if part.kind != "image"
+        for _ in range(part.size)
+    ]
+    starts = [idx for idx, half in enumerate(is_half) if idx == 0 or half != is_half[idx - 1]]
+    runs = [
+        (slice(FLOAT_BYTES * start, FLOAT_BYTES * stop), is_half[start])
+        for start, stop in zip(starts, [*starts[1:], len(is_half)], strict=False)
+    ]
+    num_pixel_bytes = layout.row_size - FLOAT_BYTES * len(is_half) if layout.num_pixels else 0
+    if num_pixel_bytes > 0:
+        runs.append((slice(FLOAT_BYTES * len(is_half), layout.row_size), False))
+    return runs
+
+
+def pack_observations(array: npt.NDArray[Any], setup: RunSetup) -> PackedField:
+    """Observations [N, ..., row_size], as the settings let them travel."""
+    if setup.config.cluster_observations == "float16":
+        return PackedObservations(array, setup.spec.observation)
+    return PackedField(array)

@@ -1,13 +1,12 @@
 """A pool: the rollout workers of one other machine, in an actor of Ray, with an arena of the layout of the learner's.
 
-consumes  weights, grants of slots, messages to the environments (calls of the bridge)
-produces  parcels: ready slots, reports, counts (answers to `take`)
-waits     for ready slots, at most TAKE_S for each answer
+consumes  weights, grants of slots or rows, messages to the environments (calls of the bridge)
+produces  parcels: ready slots or rows of a replay, reports, counts (answers to `take`)
+waits     for ready slots or rows, at most TAKE_S for each answer
 stops     when the bridge closes it, or Ray ends the actor because the bridge has ended; its workers end with it
 
-Slot n of the learner is slot n here, and split n is split n, so nothing is translated. The pool has a slot from the
-grant until it has packed it: the grant is a credit of the learner's `SlotLedger`. A worker of the pool that dies is
-restarted here, with the same slots, and the learner does not notice. This process needs no torch.
+A worker of the pool that dies is restarted here, with the same slots or stripes, and the learner does not notice. This
+process needs no torch.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import queue
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,14 +28,14 @@ import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.control import RunControl, TrainingInfo
-from asyncrl.buffers.messages import IndexRing, Waker
-from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.parcels import PARCEL_BYTES, Parcel, SlotCodec
+from asyncrl.cluster.parcels import Parcel, SentRows, SentSlots
+from asyncrl.cluster.sent_rows import RowSender
+from asyncrl.cluster.sent_slots import SlotSender
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.slot_ledger import Columns, SlotExchange, SlotLedger
 from asyncrl.monitoring.reports import Report, RolloutReport
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.setup import RunSetup
@@ -58,10 +56,11 @@ class PoolStart:
 
     Attributes:
         workers: indices of its rollout workers in the run.
-        arena: the arrays of the learner's arena.
+        arena: the arrays of the pool's arena.
         seed_steps: environment steps of the run so far, from which seeds are derived.
         has_finished_episode: whether an episode of the run was finished.
         training_info: what the environments are told; None if nothing was sent.
+        num_rows: with a replay, rows of each split of the pool that the learner has.
     """
 
     config: TrainConfig
@@ -73,48 +72,7 @@ class PoolStart:
     seed_steps: int
     has_finished_episode: bool
     training_info: TrainingInfo | None
-
-
-class CreditLedger(SlotLedger):
-    """The slots that a pool has of the learner. Used under the lock of its `SlotExchange`.
-
-    Attributes:
-        publication: number of the newest weights that have arrived. A grant waits for those that it names, so whoever
-            fills a slot acts with weights as new as on the learner's machine.
-    """
-
-    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, slot_bytes: int) -> None:
-        super().__init__(slots, plan)
-        self.publication = 0
-        self._credits: deque[tuple[int, int, int]] = deque()
-        self._most = max(1, PARCEL_BYTES // slot_bytes)
-
-    def add_credit(self, publication: int, split_idx: int, slot: int) -> None:
-        """Adds a granted slot, to be filled with weights at least as new as `publication`."""
-        self._credits.append((publication, split_idx, slot))
-
-    def add_ready(self, slot: int) -> None:
-        self.ready.append(slot)
-
-    def grant(self) -> list[tuple[int, int]]:
-        grants = []
-        while self._credits and self._credits[0][0] <= self.publication:
-            _, split_idx, slot = self._credits.popleft()
-            self._slots.grant(slot, split_idx)
-            grants.append((split_idx, slot))
-        return grants
-
-    def take_dataset(self, learner_version: int) -> list[Columns] | None:
-        """The slots of the next parcel; None if none is ready. `learner_version` is not used."""
-        taken = [self.ready.popleft() for _ in range(min(len(self.ready), self._most))]
-        for slot in taken:
-            self._slots.take(slot)
-        return [Columns(slot, 0, self._slots.num_envs, is_last=True) for slot in taken] or None
-
-    def release(self, columns: list[Columns]) -> None:
-        """Frees slots that were packed."""
-        for part in columns:
-            self._slots.free(part.slot)
+    num_rows: Mapping[int, int] | None = None
 
 
 class Pool:
@@ -122,28 +80,20 @@ class Pool:
 
     def __init__(self, start: PoolStart) -> None:
         """Starts the workers."""
-        arena, plan, self._workers = Arena.create(start.arena), start.plan, start.workers
-        slots = TrajectorySlots(arena)
-        slots.reset()
-        setup = RunSetup(start.config, plan, start.spec, arena, Path(), None, start.seed_steps, start.rank)
+        arena, self._workers = Arena.create(start.arena), start.workers
+        setup = RunSetup(start.config, start.plan, start.spec, arena, Path(), None, start.seed_steps, start.rank)
         self._control = setup.control
         self._control.has_finished_episode = start.has_finished_episode
         if start.training_info is not None:
             self.set_training_info(start.training_info)
-        self._codec = SlotCodec(arena)
         self._channel = WeightsChannel(arena)
-        self._ledger = CreditLedger(slots, plan, self._codec.slot_bytes)
-        self._waker, nobody = Waker(), Waker()
-        self._wakers = [self._waker, nobody, *(Waker() for _ in start.workers)]
-        wakers = dict(zip(start.workers, self._wakers[2:], strict=True))
-        self._exchange = SlotExchange(
-            ledger=self._ledger,
-            ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
-            granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
-            workers=[wakers.get(worker_idx, nobody) for worker_idx in range(plan.num_workers)],
-            splits_per_worker=plan.worker_num_splits,
-            worker_deaths=setup.worker_deaths,
-        )
+        self._waker = Waker()
+        self._worker_wakers = {worker_idx: Waker() for worker_idx in start.workers}
+        self._sender: SlotSender | RowSender
+        if start.num_rows is None:
+            self._sender = SlotSender(setup, self._waker, self._worker_wakers)
+        else:
+            self._sender = RowSender(setup, self._waker, self._worker_wakers, start.num_rows)
         self._taking, self._num_parcels, self._dropped_reported = threading.Lock(), 0, 0
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._failure: RunFailed | None = None
@@ -152,33 +102,29 @@ class Pool:
         self._processes = ProcessManager(process_context(), lambda name: _OUTPUT)
         specs = [
             WorkerSpec(f"rollout-{idx}", worker_main, (idx, waker, [self._waker], None), (idx,))
-            for idx, waker in wakers.items()
+            for idx, waker in self._worker_wakers.items()
         ]
         self._restarts = RestartPolicy(self._processes, setup, specs, self._wake_all, self._reports.put)
-        self._threads = [
-            threading.Thread(target=self._exchange.serve, args=(self._waker, self._control), daemon=True),
-            threading.Thread(target=self._watch, daemon=True),
-        ]
+        self._threads = [threading.Thread(target=self._watch, daemon=True)]
+        if isinstance(self._sender, SlotSender):
+            self._threads.append(threading.Thread(target=self._sender.serve, args=(self._control,), daemon=True))
         for thread in self._threads:
             thread.start()
 
     def publish(self, number: int, version: int, env_steps: int, block: npt.NDArray[np.float32]) -> float:
         """Passes the learner's publication `number` on to the workers; returns this machine's time."""
         self._channel.publish(block, version, env_steps)
-        self._ledger.publication = number
-        self._waker.wake()
+        self._sender.note_publication(number)
         return time.monotonic()
 
     def grant(self, publication: int, grants: Sequence[tuple[int, int]], has_finished_episode: bool) -> float:
-        """Grants (split, slot) to splits, for these weights or newer ones; returns this machine's time.
+        """Grants (split, slot) or (split, rows) to splits, for these weights or newer; returns this machine's time.
 
         `has_finished_episode` says whether any environment of the run has.
         """
         if has_finished_episode:
             self._control.has_finished_episode = True
-        for split_idx, slot in grants:
-            self._ledger.add_credit(publication, split_idx, slot)
-        self._waker.wake()
+        self._sender.grant(publication, grants)
         return time.monotonic()
 
     def set_training_info(self, info: TrainingInfo) -> float:
@@ -187,16 +133,10 @@ class Pool:
         return time.monotonic()
 
     def take(self) -> Parcel:
-        """Waits for ready slots, at most `TAKE_S`, and returns them. Calls are answered one after the other."""
+        """Waits for ready slots or rows, at most `TAKE_S`, and returns them. Calls are answered one after the other."""
         with self._taking:
-            columns: list[Columns] = []
-            if self._failure is None and not self._control.ended:
-                columns = self._exchange.take_dataset(0, TAKE_S) or []
-            slots = [part.slot for part in columns]
-            content = self._codec.pack(slots)
-            if columns:
-                self._exchange.release(columns)
-            return self._parcel(slots, content)
+            is_over = self._failure is not None or self._control.ended
+            return self._parcel(None if is_over else self._sender.take(TAKE_S))
 
     def close(self) -> Parcel:
         """Ends the workers; returns their last reports."""
@@ -208,13 +148,12 @@ class Pool:
         for report in self._processes.take_reports():
             self._reports.put(report)
         with self._taking:
-            return self._parcel([], self._codec.pack([]))
+            return self._parcel(None)
 
-    def _parcel(self, slots: Sequence[int], content: npt.NDArray[np.uint8]) -> Parcel:
+    def _parcel(self, cargo: SentSlots | SentRows | None) -> Parcel:
         parcel = Parcel(
             number=self._num_parcels,
-            slots=slots,
-            content=content,
+            cargo=cargo,
             collected={worker_idx: self._control.collected_steps(worker_idx) for worker_idx in self._workers},
             has_finished_episode=self._control.has_finished_episode,
             reports=[self._with_dropped(self._reports.get()) for _ in range(self._reports.qsize())],
@@ -225,7 +164,7 @@ class Pool:
 
     def _with_dropped(self, report: Report) -> Report:
         """Adds samples that were lost with workers of this pool to the next report of a worker."""
-        dropped = self._ledger.dropped_samples - self._dropped_reported
+        dropped = self._sender.dropped_samples - self._dropped_reported
         if dropped == 0 or not isinstance(report, RolloutReport):
             return report
         self._dropped_reported += dropped
@@ -233,7 +172,7 @@ class Pool:
         return dataclasses.replace(report, failures=failures)
 
     def _wake_all(self) -> None:
-        for waker in self._wakers:
+        for waker in (self._waker, *self._worker_wakers.values()):
             waker.wake()
 
     def _watch(self) -> None:

@@ -112,13 +112,17 @@ def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
 
 
 def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    count = plan.num_local_workers + plan.num_inference_workers
+    parts = {"num_workers": plan.num_local_workers, "num_inference_workers": plan.num_inference_workers}
+    if plan.num_remote_hosts > 0:
+        parts["num_remote_hosts"] = plan.num_remote_hosts  # each pool has a process here
+    count = sum(parts.values())
     if count > MOST_PROCESSES and not plan.serial_mode:
         text = (
-            f"num_workers + num_inference_workers = {plan.num_local_workers} + {plan.num_inference_workers} = {count}: "
-            f"at most {MOST_PROCESSES} worker processes (limit on file descriptors)."
+            f"{' + '.join(parts)} = {' + '.join(map(str, parts.values()))} = {count}: at most {MOST_PROCESSES} worker "
+            "processes (limit on file descriptors)."
         )
-        yield _problem("num_workers", text, f"--num_workers={MOST_PROCESSES - plan.num_inference_workers}")
+        largest = max(parts, key=lambda name: parts[name])
+        yield _problem(" ".join(parts), text, f"--{largest}={max(1, MOST_PROCESSES - count + parts[largest])}")
     splits, envs = config.worker_num_splits, plan.num_envs_per_worker
     if splits not in ("auto", 1) and plan.inference_mode == "local":
         mode = "in serial mode" if plan.serial_mode else "with local inference"
@@ -615,7 +619,12 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """What pools of rollout workers on other machines cannot do."""
     given, off = "--cluster=ray", "--cluster=none"
     others = {
-        "algo": (config.is_off_policy, f"--algo={config.algo}", "--algo=ppo"),
+        "her_goals": (plan.replay is not None and plan.replay.her_goals > 0, "--her_goals", "--her_goals=0"),
+        "use_rnn": (
+            plan.replay is not None and config.use_rnn,
+            f"--use_rnn=True of --algo={config.algo}",
+            "--use_rnn=False",
+        ),
         "backend": (config.backend == "hogwild", "--backend=hogwild", "--backend=actor_learner"),
         "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
         "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),
@@ -626,9 +635,6 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     for name, (is_given, value, instead) in others.items():
         if is_given:
             yield _problem(f"cluster {name}", f"{given} cannot be used with {value}.", off, instead)
-    if plan.num_remote_hosts > MOST_PROCESSES:
-        text = f"--num_remote_hosts={plan.num_remote_hosts}: at most {MOST_PROCESSES} pools, each has a process here."
-        yield _problem("num_remote_hosts", text, f"--num_remote_hosts={MOST_PROCESSES}")
     if config.ray_address.startswith("ray://"):
         text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
         yield _problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")

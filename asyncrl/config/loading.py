@@ -239,7 +239,12 @@ def _merge(
     except UsageError as error:
         layers.problems.append(Problem(("preset",), str(error)))
     if preset is not None:
-        layers.put(preset.values(env_id, algorithm, backend), f"preset {preset.name}", settings)
+        of_preset = preset.values(env_id, algorithm, backend)
+        if not of_preset and not preset.envs:
+            text = f"--preset={preset.name} has no values for --algo={algo}."
+            algorithms = tuple(f"--algo={each}" for each in preset.for_algo)
+            layers.problems.append(Problem(("preset", "algo"), text, algorithms))
+        layers.put(of_preset, f"preset {preset.name}", settings)
         if algorithm.name not in BUILT_IN:  # the preset was made for other algorithms
             layers.put(algorithm.defaults, f"default of {algorithm.name}", settings)
     if wanted.get("env_backend", layers.values.get("env_backend")) == "tensor":

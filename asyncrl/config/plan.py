@@ -118,6 +118,7 @@ class ResourcePlan:
         num_remote_hosts: pools of rollout workers on other machines.
         num_workers_per_remote_host: rollout workers of each pool.
         remote_slots_in_flight: slots that each split of a pool holds at a time in async.
+        remote_rows_in_flight: rows of a replay that each split of a pool may make before the learner has them.
     """
 
     device: str
@@ -154,6 +155,7 @@ class ResourcePlan:
     num_remote_hosts: int = 0
     num_workers_per_remote_host: int = 0
     remote_slots_in_flight: int = 1
+    remote_rows_in_flight: int = 1
 
     @property
     def num_local_workers(self) -> int:
@@ -164,6 +166,11 @@ class ResourcePlan:
         """Indices of the rollout workers of one pool."""
         first = self.num_local_workers + host_idx * self.num_workers_per_remote_host
         return range(first, first + self.num_workers_per_remote_host)
+
+    @property
+    def num_local_splits(self) -> int:
+        """Splits on the learner's machine, which come first."""
+        return self.num_local_workers * self.worker_num_splits
 
     @property
     def num_slots_ahead(self) -> int:
@@ -406,6 +413,7 @@ def resolve(
         num_remote_hosts=num_remote_hosts,
         num_workers_per_remote_host=config.num_workers_per_remote_host if num_remote_hosts > 0 else 0,
         remote_slots_in_flight=config.remote_slots_in_flight if num_remote_hosts > 0 else 1,
+        remote_rows_in_flight=config.remote_rows_in_flight if num_remote_hosts > 0 and config.async_rl else 1,
     )
 
 

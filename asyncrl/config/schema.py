@@ -252,7 +252,7 @@ class TrainConfig(BaseModel):
     compile: Literal["auto", "off", "cuda_graph"] = _roles(
         "auto",
         "run each update, and each batch of central inference, as one CUDA graph (cuda_graph); auto is cuda_graph on a "
-        "CUDA device and off on a CPU",
+        "CUDA device, but for updates of several ranks, and off on a CPU",
     )
     learner_threads: AutoPositiveInt = _roles("auto", "CPU threads of the learner")
     max_policy_lag: PositiveInt = _roles(
@@ -272,9 +272,16 @@ class TrainConfig(BaseModel):
     remote_slots_in_flight: PositiveInt = _cluster(
         2, "async: slots that a remote worker holds at a time; it fills one while the others travel"
     )
+    remote_rows_in_flight: PositiveInt = _cluster(
+        16, "async, replay: rows, one step of each of its environments, that a remote split may be ahead of the learner"
+    )
     ray_resources: dict[str, float] = _cluster({}, "custom resources of Ray that a pool takes, as JSON")
     ray_runtime_env: dict[str, Any] = _cluster({}, "Ray's runtime environment for the pools, as JSON")
     remote_start_timeout: PositiveFloat = _cluster(600.0, "seconds in which Ray must have placed and started a pool")
+    cluster_observations: Literal["float32", "float16"] = _cluster(
+        "float32",
+        "how floating-point observations of other machines travel; float16 halves their bytes and rounds them",
+    )
     cluster_bandwidth_mbit: PositiveFloat | None = _cluster(
         None, "Mbit/s of this machine's network each way, for which asyncrl.validate counts what it can carry"
     )
@@ -394,9 +401,7 @@ class TrainConfig(BaseModel):
         "noise of continuous actions in one environment from step to step: independent (white), or correlated over a "
         "few steps (ou, Ornstein-Uhlenbeck) or over all times up to a thousand steps (pink)",
     )
-    exploration_stddev: NonNegativeFloat = _replay(
-        0.1, "TD3: deviation of the noise on actions in [-1, 1] while collecting"
-    )
+    exploration_stddev: NonNegativeFloat = _replay(0.1, "TD3: deviation of exploration noise on actions in [-1, 1]")
     exploration_stddev_max: NonNegativeFloat | None = _replay(
         None, "TD3: environments have deviations evenly spaced from exploration_stddev to this; none is one for all"
     )
@@ -501,11 +506,7 @@ class TrainConfig(BaseModel):
     rnn_type: Literal["gru", "lstm"] = _model("gru", "kind of recurrent core")
     rnn_size: PositiveInt = _model(128, "size of the recurrent state, in each layer")
     rnn_num_layers: PositiveInt = _model(1, "layers of the recurrent core")
-    recurrence: AutoPositiveInt = _model(
-        "auto",
-        "steps of backpropagation through time: a divisor of rollout, auto is rollout; with a replay a divisor of "
-        "batch_size, auto is 16",
-    )
+    recurrence: AutoPositiveInt = _model("auto", "steps of backpropagation; auto is rollout, or 16 with a replay")
     encoder_mlp_layers: list[PositiveInt] = _model([64, 64], "widths of the hidden layers")
     nonlinearity: Literal["tanh", "relu", "elu"] = _model("tanh", "activation function")
     actor_critic_share_weights: bool = _model(False, "one network with two heads for actor and critic")

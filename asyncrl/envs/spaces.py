@@ -25,6 +25,7 @@ from asyncrl.envs.spec import (
     MultiDiscreteAction,
     ObservationLayout,
     ObservationPart,
+    PartKind,
     Path,
     TreeAction,
     find_channels,
@@ -128,7 +129,8 @@ def _read_part(path: Path, space: spaces.Space[Any], env_id: str, image_channels
     if isinstance(space, spaces.Box):
         channels = find_channels(shape) if image_channels == "auto" else image_channels
         is_image = dtype == "uint8" and has_shape_of_image(shape, channels)
-        return ObservationPart(path, "image" if is_image else "numbers", shape, dtype, channels=channels)
+        kind: PartKind = "image" if is_image else "numbers"
+        return ObservationPart(path, kind, shape, dtype, channels=channels, largest=_largest(space))
     if isinstance(space, spaces.MultiBinary):
         return ObservationPart(path, "flags", shape, dtype)
     num_choices, starts = _choices_of(space)
@@ -138,6 +140,12 @@ def _read_part(path: Path, space: spaces.Space[Any], env_id: str, image_channels
             f"{_MOST_CHOICES} that are supported; a wrapper may turn them into a Box."
         )
     return ObservationPart(path, "choices", shape, dtype, num_choices, starts)
+
+
+def _largest(space: spaces.Box) -> float | None:
+    """The largest magnitude of a number; None without bounds, for which some spaces have float32's largest number."""
+    largest = np.abs(np.concatenate((space.low, space.high), axis=None).astype(np.float64)).max(initial=0.0)
+    return float(largest) if largest < np.finfo(np.float32).max else None
 
 
 def _read_mask(space: spaces.Space[Any], action: Action, env_id: str) -> ObservationPart:

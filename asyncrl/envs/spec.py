@@ -38,6 +38,7 @@ class ObservationPart:
         num_choices: number of choices of each element, for choices.
         starts: the environment's number for each element's first choice.
         channels: the channel axis of an image of three or four axes.
+        largest: the largest magnitude of its numbers, by the bounds of its space; None without bounds, or if unknown.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class ObservationPart:
     num_choices: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
     channels: Channels = "last"
+    largest: float | None = dataclasses.field(default=None, compare=False)
 
     @property
     def size(self) -> int:

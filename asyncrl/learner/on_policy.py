@@ -37,10 +37,11 @@ from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Dataset, places_of
+from asyncrl.learner.graphed_step import GraphedStep
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
-from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
+from asyncrl.learner.update_runner import makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
@@ -155,7 +156,6 @@ class OnPolicyLearner:
         self._return_moments = storage.moments("return", 1, device)
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
-        self._most_samples = 0  # of a minibatch
         self._trained: _Trained | None = None
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
         self._generator = torch.Generator().manual_seed(own_seed)
@@ -164,15 +164,14 @@ class OnPolicyLearner:
         if model.rnn_state_size > 0:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._rate = torch.zeros((), device=device)
-        self._graphs: UpdateRunner | None = None
+        self._graphed_step: GraphedStep | None = None
         self._array_update: ArrayUpdate | None = None
-        self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
-        # The shapes inside a packed sequence depend on where episodes end.
-        can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
+        can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable
+        can_capture &= self._recurrence == 0 or model.unrolls_padded
         self._has_schedules = scheduled(config, 0) is not config
         can_capture &= not self._has_schedules  # a graph contains the settings of the loss
-        self._has_graphs = can_capture and makes_graphs(config.compile, device)
+        self._has_graphs = can_capture and makes_graphs(config.compile, device, self.ranks.num_ranks)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
@@ -180,8 +179,7 @@ class OnPolicyLearner:
         config, model, device = self._config, self.model, self.device
         self._loss, self._loss_config = imported(self._algorithm.loss), config
         if self._has_graphs:
-            self._graphs = UpdateRunner(self._update_of_fields, device)
-            self._take_step = self._step_in_graph
+            self._take_step = self._graphed_step = GraphedStep(self._step_by_autograd, device)
         elif ArrayUpdate.fits(model, config, device):
             self._array_update = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
             self._take_step = self._array_update
@@ -247,7 +245,6 @@ class OnPolicyLearner:
         config, learning_rate = self._config, self._learning_rate
         if dataset.obs.device != self.device:
             dataset = dataset.to(self.device)
-        self._most_samples = -(-dataset.valid.numel() // config.num_batches_per_epoch)
         if config.final_stddev is not None:
             progress = env_steps_before / config.train_for_env_steps
             self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
@@ -264,6 +261,9 @@ class OnPolicyLearner:
             if epoch > 1 and config.recompute_advantages:
                 samples = self._with_present_estimates(dataset, prepared)
             minibatches = self._minibatches(samples)
+            if self._graphed_step is not None:
+                num_rows = dataset.valid.numel() // (self._recurrence or 1)
+                self._graphed_step.start_pass(minibatches, largest=-(-num_rows // config.num_batches_per_epoch))
             num_total = len(minibatches) * config.num_epochs
             steps: list[Step] = []
             for minibatch in minibatches:
@@ -274,6 +274,8 @@ class OnPolicyLearner:
                 self.policy_version += 1
                 if learning_rate.is_adaptive:
                     learning_rate.after_minibatch(steps[-1].figures[KL])
+            if self._graphed_step is not None:
+                self.notice = self.notice or self._graphed_step.runner.take_notice()
             if learning_rate.is_adaptive:
                 learning_rate.after_epoch([step.figures[KL] for step in steps])
             all_steps += steps
@@ -334,7 +336,10 @@ class OnPolicyLearner:
             first = next(step.log_ratio for step in steps if step.log_ratio.numel() > 0)
             log_weight = first
             if weight is not None:
-                log_weight = (weight if prepared.samples.valid is None else weight[prepared.samples.valid]).log()
+                log_weight = weight.flatten().log()
+                if prepared.samples.valid is not None:
+                    is_sample = prepared.samples.valid.flatten()
+                    log_weight = log_weight.index_select(0, places_of(is_sample, len(prepared.valid)))
             spaced_rows = prepared.valid[:: -(-len(prepared.valid) // _MOST_DISTRIBUTIONS)]
             spaced = dataset.action_parameters.flatten(0, 1).index_select(0, spaced_rows)
             with torch.no_grad():
@@ -592,11 +597,15 @@ class OnPolicyLearner:
         results = [self.model.forward(*part) for part in parts]
         return ForwardResult(*(torch.cat(fields) for fields in zip(*results, strict=True)))
 
-    def _run(self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None) -> ForwardResult:
+    def _run(
+        self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, num_pieces: int = 0
+    ) -> ForwardResult:
         """The model's outputs for rows of observations; a recurrent model begins with these states."""
         if not self._recurrence:
             return self.model.forward(*inputs)
         assert rnn_state is not None and begins is not None
+        if num_pieces > 0:
+            return self.model.unroll(inputs, rnn_state, begins, num_pieces)
         return self.model.unroll(inputs, rnn_state, begins)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
@@ -632,30 +641,20 @@ class OnPolicyLearner:
             samples = samples._replace(advantage=samples.weight * samples.advantage, weight=None)
         return samples.minibatches(num_batches)
 
-    def _step_in_graph(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """`_step_by_autograd` as a CUDA graph: all minibatches have one shape, and the rate is a tensor."""
-        assert self._graphs is not None
-        num_samples = len(batch.log_prob)
-        self._rate.fill_(learning_rate)
-        if self._graphs.makes_graphs:
-            batch = batch.filled_up(self._most_samples)
-        self._minibatch_fields, fields = zip(*batch.non_null_fields().items(), strict=True)
-        figures, log_ratio = self._graphs([*fields, self._rate])
-        assert figures is not None and log_ratio is not None
-        self.notice = self.notice or self._graphs.take_notice()
-        return figures, log_ratio[:num_samples]
+    def _step_by_autograd(
+        self, batch: Samples, learning_rate: float | Tensor, num_pieces: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Takes one step on any model; returns `FIGURES` [7] (the norm is that before clipping) and log-ratios.
 
-    def _update_of_fields(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
-        """The update that a graph captures: a function of the minibatch's fields and the learning rate."""
-        present = dict(zip(self._minibatch_fields, inputs, strict=False))
-        return self._step_by_autograd(Samples(**present), inputs[-1])
-
-    def _step_by_autograd(self, batch: Samples, learning_rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Takes one step on any model; returns `FIGURES` [7] (the norm is that before clipping) and log-ratios."""
-        (parameters, values), rows = self._run_rows(batch)
-        if rows.valid is not None:
-            of_samples = rows.valid.nonzero().squeeze(-1)
-            rows = rows._replace(rnn_state=None, begins=None, valid=None).at(of_samples)
+        With `num_pieces`, see `ActorCritic.unroll`, shapes do not depend on which rows of sequences are valid.
+        """
+        (parameters, values), rows = self._run_rows(batch, num_pieces)
+        if (is_sample := rows.valid) is not None:
+            if num_pieces > 0:
+                rows, of_samples = rows.valid_filled_up()
+            else:
+                of_samples = is_sample.nonzero().squeeze(-1)
+                rows = rows._replace(rnn_state=None, begins=None, valid=None).at(of_samples)
             parameters, values = parameters.index_select(0, of_samples), values.index_select(0, of_samples)
         self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
         num_samples = rows.log_prob.shape[0]
@@ -665,11 +664,13 @@ class OnPolicyLearner:
             *metrics, log_ratio = self._loss(parameters, values, rows, self.model.distribution, self._loss_config)
             metrics[0].backward()
             figures = torch.stack(metrics).detach()
-        self.ranks.average([self._gradient, figures], num_samples)
+        if self.ranks.num_ranks > 1:
+            weight = num_samples if rows.share is None else (rows.share > 0.0).sum()
+            self.ranks.average([self._gradient, figures], weight)
         grad_norm = self._step(figures[0], self._rate.fill_(learning_rate))
         return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
 
-    def _run_rows(self, batch: Samples) -> tuple[ForwardResult, Samples]:
+    def _run_rows(self, batch: Samples, num_pieces: int = 0) -> tuple[ForwardResult, Samples]:
         """The model's outputs for a minibatch, and the minibatch row by row, sequences transposed to steps first."""
         rows, begins = batch, batch.begins
         if begins is not None:
@@ -677,9 +678,9 @@ class OnPolicyLearner:
             rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields.items()})
             begins = begins.t()
         if self._config.precision != "bf16":
-            return self._run(rows.inputs, batch.rnn_state, begins), rows
+            return self._run(rows.inputs, batch.rnn_state, begins, num_pieces), rows
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            parameters, values = self._run(rows.inputs, batch.rnn_state, begins)
+            parameters, values = self._run(rows.inputs, batch.rnn_state, begins, num_pieces)
         return ForwardResult(parameters.float(), values.float()), rows
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:

@@ -277,20 +277,17 @@ class ParameterStore:
 
     Attributes:
         is_shared: whether other processes change the values, too, at any time.
+        is_capturable: whether a CUDA graph can contain a step.
         ranks: learners with equal values, each in its own memory, that make the same steps.
     """
 
     is_shared = False
+    is_capturable = True
     ranks = Ranks()
 
     def __init__(self, ranks: Ranks | None = None) -> None:
         if ranks is not None:
             self.ranks = ranks
-
-    @property
-    def is_capturable(self) -> bool:
-        """Whether an update can be captured in a CUDA graph: it waits for no other process."""
-        return self.ranks.num_ranks == 1
 
     def allocate(self, name: str, initial: Tensor) -> Tensor:
         """The memory for a trained tensor `[N]` of this name; with private memory `initial` itself."""

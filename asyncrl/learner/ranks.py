@@ -52,19 +52,19 @@ class Ranks:
         """Overwrites a tensor, in place, with the one of rank 0, and returns it."""
         return tensor
 
-    def average(self, tensors: Sequence[Tensor], weight: float = 1.0) -> None:
+    def average(self, tensors: Sequence[Tensor], weight: float | Tensor = 1.0) -> None:
         """Replaces float tensors by their means over all ranks, in one exchange.
 
         A number that is not finite on one rank is not finite on all of them afterwards.
 
         Args:
             tensors: of one dtype and device.
-            weight: of this rank; with 0 its tensors must still be finite. If all ranks have 0 the means are not
-                finite.
+            weight: of this rank, a number or a scalar of the same device; with 0 its tensors must still be finite. If
+                all ranks have 0 the means are not finite.
         """
         if self.num_ranks == 1:
             return
-        weights = tensors[0].new_full((1,), weight)
+        weights = tensors[0].new_empty(1).fill_(weight)
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)]).mul_(weights)
         mean = self.sum(flat)[:-1].div_(flat[-1])
         start = 0

@@ -241,12 +241,12 @@ class ReplayLearner:
         self._obs_moments = storage.moments("obs", model.observation_size, device)
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
         self._generator = torch.Generator(device).manual_seed(own_seed)
-        self._graphs: UpdateRunner | None = None
+        self._graphs: UpdateRunner[bool] | None = None
         self._reported: dict[str, float] = {}  # metrics that are no figures of steps
 
     def _set_up(
         self,
-        update: Update,
+        update: Update[bool],
         metrics_type: Callable[..., UpdateMetrics],
         acting: TrainedNetwork,
         trained: Mapping[str, TrainedPart],
@@ -275,7 +275,7 @@ class ReplayLearner:
             name: torch.zeros(len(part.figures), dtype=self._rate.dtype, device=self.device)
             for name, part in trained.items()
         }
-        if self._storage.is_capturable and makes_graphs(self._config.compile, self.device):
+        if self._storage.is_capturable and makes_graphs(self._config.compile, self.device, self.ranks.num_ranks):
             self._graphs = UpdateRunner(update, self.device)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:

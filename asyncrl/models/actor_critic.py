@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.distributions import ActionDistribution, make_distribution
 from asyncrl.models.encoders import (
     Inputs,
@@ -170,19 +171,27 @@ class ActorCritic(NormalizedModel):
         features, after = zip(*(core.step(encoder(inputs), state) for (encoder, core), state in networks), strict=True)
         return self._heads(inputs, features[0], features[-1]), torch.cat(after, dim=-1)
 
-    def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+    @property
+    def unrolls_padded(self) -> bool:
+        """Whether `unroll` takes a number of pieces: it is that of this class, with the package's cores."""
+        are_known = all(type(core) is RecurrentCore for _, core in self._recurrent_networks())
+        return are_known and type(self).unroll is ActorCritic.unroll
+
+    def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor, num_pieces: int = 0) -> ForwardResult:
         """Runs both networks on sequences of T rows; parameters are `[T * B, P]` and values `[T * B]`.
 
         Args:
             inputs: normalized observations of T * B rows, in the order of `[T, B]`.
             rnn_state: [B, S], before the first row.
             begins: [T, B] bool, rows that begin an episode.
+            num_pieces: for shapes that do not depend on `begins`, see `RecurrentCore.unroll`.
         """
         if not self._state_sizes:
             return self.forward(*inputs)
+        room = (num_pieces,) if num_pieces > 0 else ()  # registered cores do not take it
         networks = zip(self._recurrent_networks(), torch.split(rnn_state, self._state_sizes, dim=-1), strict=True)
         features = [
-            core.unroll(encoder(inputs).unflatten(0, begins.shape), state, begins).flatten(0, 1)
+            core.unroll(encoder(inputs).unflatten(0, begins.shape), state, begins, *room).flatten(0, 1)
             for (encoder, core), state in networks
         ]
         return self._heads(inputs, features[0], features[-1])

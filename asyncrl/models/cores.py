@@ -81,19 +81,23 @@ class RecurrentCore(nn.Module):
         output, after = self.rnn(features.unsqueeze(0), self._unpack(state))
         return output[0], self._pack(after)
 
-    def unroll(self, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+    def unroll(self, features: Tensor, state: Tensor, begins: Tensor, num_pieces: int = 0) -> Tensor:
         """Whole sequences: equals repeated calls of `step` with the state set to zero where an episode begins.
 
-        Pieces between such rows are separate sequences of one packed batch.
+        Pieces between such rows are separate sequences of one packed batch, or with `num_pieces` of one padded batch.
 
         Args:
             features: [T, B, in]; the result is [T, B, out].
             state: [B, S], before the first row.
             begins: [T, B] bool, rows that begin an episode.
+            num_pieces: room for pieces, at least B plus the rows of `begins` but the first. With it no shape depends
+                on where episodes end, and the host reads nothing.
         """
         if torch.is_autocast_enabled(features.device.type):
             with torch.autocast(features.device.type, enabled=False):
-                return self.unroll(features.float(), state, begins)
+                return self.unroll(features.float(), state, begins, num_pieces)
+        if num_pieces > 0:
+            return self._unroll_padded(features, state, begins, num_pieces)
         num_rows, num_columns = begins.shape
         if not bool(begins.any()):
             whole, _ = self.rnn(features, self._unpack(state))
@@ -117,6 +121,24 @@ class RecurrentCore(nn.Module):
         back = torch.empty_like(source)
         back[source] = torch.arange(len(source), device=source.device)
         output: Tensor = result.data.index_select(0, back)
+        return output.view(num_rows, num_columns, -1)
+
+    def _unroll_padded(self, features: Tensor, state: Tensor, begins: Tensor, num_pieces: int) -> Tensor:
+        """`unroll` with every piece filled up to T rows: T times as many numbers, but as few steps in a row."""
+        num_rows, num_columns = begins.shape
+        starts = begins.clone()
+        starts[0] = True
+        piece = (starts.t().flatten().cumsum(0) - 1).view(num_columns, num_rows).t()
+        row = torch.arange(num_rows, device=begins.device).unsqueeze(1)
+        offset = row - torch.where(starts, row, 0).cummax(0).values
+        place = (offset * num_pieces + piece).flatten()
+        padded = features.new_zeros(num_rows * num_pieces, features.shape[-1])
+        padded = padded.index_copy(0, place, features.flatten(0, 1)).view(num_rows, num_pieces, -1)
+        # Only the first piece of a column continues an episode.
+        initial = state.new_zeros(num_pieces, state.shape[-1])
+        initial = initial.index_copy(0, piece[0], state.masked_fill(begins[0].unsqueeze(1), 0.0))
+        result, _ = self.rnn(padded, self._unpack(initial))
+        output: Tensor = result.flatten(0, 1).index_select(0, place)
         return output.view(num_rows, num_columns, -1)
 
     def _unpack(self, state: Tensor) -> Tensor | tuple[Tensor, Tensor]:

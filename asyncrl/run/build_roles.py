@@ -23,12 +23,13 @@ from torch import Tensor
 from asyncrl.buffers.control import FROM_FILE, TAKEOVER_FILE, TrainedSteps
 from asyncrl.buffers.layout import policy_prefix, trajectory_fields
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
+from asyncrl.buffers.remote_replay import RemoteReplayLimiter
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
-from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.envs.factory import acting_seed, env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
@@ -522,7 +523,7 @@ def _build_replay_loop(
     return_scale = None
     if config.normalize_rewards:
         return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
-    limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
+    limiter = _build_limiter(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
     if saved is not None:
         begin_with(learner, saved)
         if return_scale is not None and saved.is_whole:
@@ -551,6 +552,15 @@ def _build_replay_loop(
         return_scale=return_scale,
     )
     return loop, learner
+
+
+def _build_limiter(
+    limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
+) -> ReplayLimiter:
+    if plan.num_remote_hosts == 0:
+        return ReplayLimiter(limits, replay, stripes, plan.async_rl, most_env_steps)
+    remote = plan.num_local_splits, plan.remote_rows_in_flight
+    return RemoteReplayLimiter(limits, replay, stripes, plan.async_rl, most_env_steps, *remote)
 
 
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:

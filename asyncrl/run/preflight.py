@@ -11,8 +11,11 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from asyncrl.buffers.layout import arena_bytes
 from asyncrl.cluster import connection
+from asyncrl.cluster.parcels import LARGEST_FLOAT16
 from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import Problem, UsageError
@@ -128,6 +131,8 @@ def run(
             problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
         if config.her_goals > 0 and plan.replay is not None:
             problems += _goal_problems(config, spec)
+        if plan.num_remote_hosts > 0 and config.cluster_observations == "float16":
+            problems += _float16_problems(spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
         if not of_resuming:
@@ -140,8 +145,8 @@ def run(
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
-            if plan.num_remote_hosts > 0 and plan.num_slots > 0:
-                traffic = Traffic.of(plan, spec, sizes[0])
+            if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None):
+                traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user and not isinstance(error, UsageError):
@@ -160,6 +165,18 @@ def run(
                 misfits, notes = resuming.find_misfits_of_source(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
     return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free, traffic)
+
+
+def _float16_problems(spec: EnvSpec) -> list[Problem]:
+    """Observations that float16 cannot hold."""
+    texts = [
+        f"--cluster_observations=float16 ends at {LARGEST_FLOAT16:g}, and {part.name} of {spec.env_id} may be as large "
+        f"as {part.largest:g}."
+        for part in spec.observation.parts
+        if part.kind == "numbers" and np.issubdtype(part.dtype, np.floating) and (part.largest or 0.0) > LARGEST_FLOAT16
+    ]
+    names = ("cluster_observations", "env")
+    return [Problem(names, text, ("--cluster_observations=float32",)) for text in texts]
 
 
 def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -12,12 +13,18 @@ import numpy as np
 import pytest
 from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
+from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, TrainingInfo
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.messages import IndexRing
+from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.bridge import ClockOffset, PoolBridge
+from asyncrl.cluster.bridge import CLOCK_S, ClockOffset, PoolBridge
 from asyncrl.cluster.connection import NUM_REQUESTS
-from asyncrl.cluster.parcels import Parcel, SlotCodec
+from asyncrl.cluster.parcels import Parcel, SentSlots
+from asyncrl.cluster.sent_rows import RowReceiver
+from asyncrl.cluster.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.run.setup import RunSetup
@@ -61,17 +68,16 @@ class Link:
         self.arena, self.slots = small_arena(self.plan)
         self.setup = RunSetup(TrainConfig(cluster="ray"), self.plan, BOX, self.arena, Path(), None, 0)
         self.pool, self.learner, self.reports = SilentPool(), CountingWaker(), []
-        rings = {"ready": [], "granted": []}
         before(self.setup.control)
+        receiver = SlotReceiver(self.setup, range(2))
+        wakers = CountingWaker(), self.learner
         self.bridge = PoolBridge(
-            self.setup, range(2), self.pool, CountingWaker(), self.learner, self.reports.append, 60.0, silence_s=30.0
+            self.setup, range(2), receiver, self.pool, *wakers, self.reports.append, 60.0, silence_s=30.0
         )
-        for worker_idx in range(2):
-            rings["ready"].append(self.bridge._ready[worker_idx])
-            rings["granted"].append(self.bridge._granted[worker_idx])
         self.exchange = SlotExchange(
             SlotLedger(self.slots, self.plan),
-            **rings,
+            ready=[IndexRing(self.arena, f"ready.{worker_idx}") for worker_idx in range(2)],
+            granted=[IndexRing(self.arena, f"granted.{worker_idx}") for worker_idx in range(2)],
             workers=[CountingWaker()] * 2,
             splits_per_worker=1,
             worker_deaths=self.setup.worker_deaths,
@@ -89,8 +95,12 @@ class Link:
         for slot in slots:
             fill(other, slot, version=1, value=float(slot))
             other.chosen_at[slot] = time.monotonic() + AHEAD_S - 1.0
-        content = SlotCodec(other_arena).pack(slots)
-        return Parcel(number, slots, content, {0: collected, 1: 0}, False, [f"report {number}"], failure)
+        sent = (
+            SentSlots(slots, SlotCodec(dataclasses.replace(self.setup, arena=other_arena)).pack(slots))
+            if slots
+            else None
+        )
+        return Parcel(number, sent, {0: collected, 1: 0}, False, [f"report {number}"], failure)
 
 
 @pytest.fixture
@@ -114,6 +124,28 @@ def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) 
     (((number, version, env_steps, block), _),) = link.pool.open("publish")
     assert (number, version, env_steps) == (3, 3, 30)
     assert (block == 3.0).all()
+
+
+@pytest.mark.parametrize(("async_rl", "named"), [(True, 1), (False, 2)], ids=["async", "sync"])
+def test_rows_are_granted_with_new_weights_in_sync_and_with_any_in_async(async_rl: bool, named: int) -> None:
+    plan = planned(algo="sac", cluster="ray", async_rl=async_rl, num_envs_per_worker=1, replay_size=100)
+    arena = Arena.create(arena_specs(BOX, plan, 8))
+    setup = RunSetup(TrainConfig(cluster="ray", algo="sac"), plan, BOX, arena, Path(), None, 0)
+    channel, limits, pool = WeightsChannel(arena), ReplayLimits(arena), SilentPool()
+    wakers = CountingWaker(), CountingWaker()
+    bridge = PoolBridge(setup, range(1), RowReceiver(setup, range(1)), pool, *wakers, lambda report: None, 60.0)
+    for version in (0, 1):
+        channel.publish(np.zeros(8, np.float32), version, 0)
+    for limit in range(1, NUM_REQUESTS + 3):
+        limits.set([limit], None)
+        bridge.poll()
+    calls = [args[:2] for args, _ in pool.open("grant")]
+    assert calls == [(named, [(0, limit)]) for limit in range(1, NUM_REQUESTS + 1)], "so many calls at a time"
+    pool.answer("grant")
+    for _ in range(2):
+        bridge.poll()
+    assert pool.open("grant")[-1][0][1] == [(0, NUM_REQUESTS + 2)], "the newest limit only"
+    arena.close()
 
 
 def test_slots_are_written_finished_and_announced_in_the_order_of_the_pool(link: Link) -> None:
@@ -218,3 +250,15 @@ def test_the_offset_of_a_clock_is_taken_from_the_quickest_answer() -> None:
     assert clock.offset_s == pytest.approx(100.0)
     clock.note(30.0, 139.0, 30.4)
     assert clock.offset_s == pytest.approx(100.0)
+
+
+def test_the_offset_of_clocks_that_drift_apart_follows() -> None:
+    clock, drift = ClockOffset(), 0.001
+    offsets = []
+    for second in range(0, 200, 5):
+        round_trip_s = 0.002 if second == 0 else 0.01  # the first answer is the quickest of all
+        clock.note(second, 100.0 + second * (1.0 + drift), second + round_trip_s)
+        offsets.append(clock.offset_s)
+    errors = [abs(offset - 100.0 - drift * 5 * number) for number, offset in enumerate(offsets)]
+    assert max(errors) < drift * 2 * CLOCK_S + 0.01
+    assert offsets[1] == offsets[0], "the quickest answer counts for a while"

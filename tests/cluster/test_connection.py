@@ -29,6 +29,12 @@ def test_an_address_at_which_nobody_answers_is_refused_at_once(free_port: int) -
     assert problem("head") == "--ray_address=head is not auto or HOST:PORT."
 
 
+def test_an_address_of_ray_client_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    expected = "RAY_ADDRESS=ray://head:10001: the learner's machine must be a node of the cluster, not a client."
+    assert problem("auto") == expected
+
+
 def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "Traceback ...\n  File ...\nConnectionError: Could not find any running Ray instance."
 

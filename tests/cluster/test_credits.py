@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import fill, planned, small_arena
+from small_runs import BOX, fill, planned, small_arena
 
 from asyncrl.buffers.slots import SlotState, SlotStateError
-from asyncrl.cluster import pool
-from asyncrl.cluster.parcels import SlotCodec
-from asyncrl.cluster.pool import CreditLedger
+from asyncrl.cluster import sent_slots
+from asyncrl.cluster.sent_slots import CreditLedger, SlotCodec
 from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.run.setup import RunSetup
 
 
 def remote(**settings: object) -> ResourcePlan:
@@ -32,7 +34,8 @@ def test_a_slot_arrives_with_every_array_but_its_state_and_owner() -> None:
         array[1] = random.integers(0, 2, array[1].shape).astype(array.dtype) if array.dtype == bool else 7.25
     received.grant(0, 1)
     received.grant(1, 0)
-    SlotCodec(here).unpack(SlotCodec(there).pack([0, 1])[1], 1)
+    here_, there_ = (RunSetup(TrainConfig(cluster="ray"), plan, BOX, arena, Path(), None, 0) for arena in (here, there))
+    SlotCodec(here_).unpack(SlotCodec(there_).pack([0, 1])[1], 1)
     words = {"slots.state", "slots.owner"}
     assert {name for name in arrays if not np.array_equal(there.array(name)[1], here.array(name)[1])} == words
     assert (received.state(1), received.owner[1]) == (SlotState.FILLING, 0)
@@ -57,7 +60,7 @@ def test_a_grant_waits_for_the_weights_that_it_was_made_with() -> None:
 def test_ready_slots_are_joined_up_to_the_size_of_a_parcel(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = remote(num_batches_to_accumulate=4)
     _, slots = small_arena(plan)
-    monkeypatch.setattr(pool, "PARCEL_BYTES", 250)
+    monkeypatch.setattr(sent_slots, "PARCEL_BYTES", 250)
     ledger = CreditLedger(slots, plan, slot_bytes=100)
     for slot in range(5):
         ledger.add_credit(0, slot % 2, slot)

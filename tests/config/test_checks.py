@@ -359,6 +359,11 @@ def test_sequences_from_a_replay_have_rules(settings: dict[str, Any], words: str
     assert problems(algo=settings["algo"], use_rnn=True) == [] or settings["algo"] == "dqn"
 
 
+def test_rows_from_other_machines_have_no_states() -> None:
+    found = problems(algo="sac", use_rnn=True, cluster="ray", num_remote_hosts=1)
+    assert any("--use_rnn=True of --algo=sac" in problem.text for problem in found)
+
+
 def test_environments_of_tensors_store_no_states() -> None:
     settings = {"algo": "sac", "env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
     assert "--env_backend=tensor" in only(problems(use_rnn=True, **settings)).text
@@ -383,13 +388,14 @@ def test_priorities_are_those_of_one_learner() -> None:
 @pytest.mark.parametrize(
     ("settings", "instead"),
     [
-        ({"algo": "sac"}, "--algo=ppo"),
+        ({"algo": "sac", "her_goals": 4}, "--her_goals=0"),
         ({"backend": "hogwild", "algo": "a2c"}, "--backend=actor_learner"),
         ({"serial_mode": True}, "--serial_mode=False"),
         ({"num_policies": 2}, "--num_policies=1"),
         ({"self_play": True}, "--self_play=False"),
         ({"inference_mode": "central"}, "--inference_mode=local"),
         ({"num_remote_hosts": 241}, "--num_remote_hosts=240"),
+        ({"num_remote_hosts": 140, "num_workers": 110}, "--num_remote_hosts=130"),
         ({"ray_address": "ray://head:10001"}, "--ray_address=HOST:6379"),
         ({"env": lambda: None}, "--env=MODULE:function"),
     ],
@@ -397,6 +403,11 @@ def test_priorities_are_those_of_one_learner() -> None:
 )
 def test_what_pools_on_other_machines_cannot_do_is_refused(settings: dict[str, Any], instead: str) -> None:
     assert instead in only(problems(cluster="ray", **settings)).suggestions
+
+
+def test_pools_serve_algorithms_with_a_replay() -> None:
+    for algo in ("sac", "td3", "dqn"):
+        assert problems(cluster="ray", algo=algo, num_remote_hosts=2) == []
 
 
 def test_workers_on_other_machines_take_none_of_this_ones_cores() -> None:

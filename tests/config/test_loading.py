@@ -63,9 +63,16 @@ def test_a_preset_has_values_for_some_of_its_environments(argv: list[str], gamma
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
-    for algo in ("ppo", "a2c", "sac"):
+    preset = read_preset(name)
+    by_name_only = name in ("humanoid_hogwild", "throughput")
+    assert by_name_only == (not preset.envs)
+    for algo in preset.for_algo if by_name_only else ("ppo", "a2c", "sac"):
         load([f"--preset={name}", f"--algo={algo}"])
-    assert bool(read_preset(name).envs) == (name != "humanoid_hogwild")  # taken by its name only
+
+
+def test_a_preset_for_other_algorithms_is_refused() -> None:
+    (said,) = messages(["--env=HalfCheetah-v5", "--preset=throughput"])
+    assert said == "--preset=throughput has no values for --algo=ppo. Would pass: --algo=sac, or --algo=td3."
 
 
 def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
-from graph_stand_ins import PlainCall
+from graph_stand_ins import FixedCall
 from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
@@ -33,7 +33,9 @@ from asyncrl.learner import on_policy, update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.on_policy import FIGURES, OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.actor_critic import ActorCritic, ForwardResult
+from asyncrl.models.cores import RecurrentCore
+from asyncrl.models.encoders import Inputs
 from asyncrl.runtime.processes import RunFailed
 
 SMALL: dict[str, Any] = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
@@ -488,13 +490,15 @@ def test_adaptive_rates_stay_within_their_range() -> None:
         {"algo": "a2c", "with_vtrace": True, "num_epochs": 1},
         {"lr_schedule": "kl_adaptive_minibatch", "learning_rate": 1e-3},
         {"ppo_objective": "decoupled", "recompute_advantages": True, "normalize_advantage_over": "dataset"},
+        {"use_rnn": True, "rnn_size": 8, "rollout": 8, "kl_loss_coeff": 0.2, "entropy_loss_coeff": 0.01},
+        {"use_rnn": True, "rnn_size": 8, "rollout": 8, "rnn_type": "lstm", "algo": "a2c", "num_epochs": 2},
     ],
-    ids=["ppo", "a2c", "adaptive", "decoupled"],
+    ids=["ppo", "a2c", "adaptive", "decoupled", "gru", "lstm"],
 )
 def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
     spec: EnvSpec, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
+    monkeypatch.setattr(update_runner, "GraphedFunction", FixedCall)
     settings = {"num_batches_per_epoch": 3, **settings}
     (plain, actor), (graphed, _) = make(spec, **settings), make(spec, compile="cuda_graph", **settings)
     for number in range(3):
@@ -508,11 +512,16 @@ def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
             assert getattr(found, name) == wanted, name
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
     assert graphed.notice is None
-    assert graphed._graphs is not None and graphed._graphs.makes_graphs
+    assert graphed._graphed_step is not None and graphed._graphed_step.runner.makes_graphs
+    graphs = graphed._graphed_step.runner._graphs
+    assert graphs is not None and len(graphs) <= 2, "few numbers of pieces"
+    num_calls = [function.num_calls for _, function in graphs.values()]
+    assert max(num_calls) > 2 and sum(num_calls) == 9 * plain._config.num_epochs
 
 
-def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> None:
-    (plain, actor), (graphed, _) = make(BOX), make(BOX, compile="cuda_graph")
+@pytest.mark.parametrize("memory", [{}, {"use_rnn": True, "rollout": 8}], ids=["", "recurrent"])
+def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so(memory: dict[str, Any]) -> None:
+    (plain, actor), (graphed, _) = make(BOX, **memory), make(BOX, compile="cuda_graph", **memory)
     dataset = actor.collect(actor.receive(plain))
     for learner in (plain, graphed):
         learner.publication()
@@ -522,18 +531,34 @@ def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> 
     assert notice is not None and "--compile=cuda_graph" in notice
 
 
+class OwnCore(ActorCritic):
+    """Its core may be unrolled in any way."""
+
+    def build(self, config: TrainConfig) -> None:
+        super().build(config)
+        if config.use_rnn:
+            self.actor_core = type("Core", (RecurrentCore,), {})(self.actor.output_size, config)
+
+
+class OwnUnroll(ActorCritic):
+    def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:  # type: ignore[override]
+        return super().unroll(inputs, rnn_state, begins)
+
+
 def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
     config = TrainConfig(batch_size=64, num_batches_per_epoch=2, encoder_mlp_layers=[16], compile="cuda_graph")
     arena = Arena.create(shared_tensor_specs({"model": 1000}, {"obs": 3, "return": 1}, num_workers=1))
     of_ranks = ParameterStore(SimpleNamespace(num_ranks=2, rank=0))
-    for storage in (of_ranks, SharedStorage(arena, 1), SharedStorage(arena, 1, Copies.PULLED)):
+    for storage in (SharedStorage(arena, 1), SharedStorage(arena, 1, Copies.PULLED)):
         assert not storage.is_capturable
-    recurrent = config.model_copy(update={"use_rnn": True})
-    learner = OnPolicyLearner(ActorCritic(BOX, recurrent), recurrent, CPU)
-    assert learner._graphs is None
-    of_two = OnPolicyLearner(ActorCritic(BOX, config), config, CPU, of_ranks)
-    assert of_two._graphs is None
-    assert OnPolicyLearner(ActorCritic(BOX, config), config, CPU)._graphs is not None
+
+    def is_graphed(more: dict[str, Any], model: type[ActorCritic] = ActorCritic, **kwargs: Any) -> bool:
+        own = config.model_copy(update=more)
+        return OnPolicyLearner(model(BOX, own), own, CPU, **kwargs)._graphed_step is not None
+
+    assert is_graphed({}) and is_graphed({}, storage=of_ranks) and is_graphed({"use_rnn": True})
+    assert is_graphed({}, OwnCore) and not is_graphed({"use_rnn": True}, OwnCore)
+    assert is_graphed({}, OwnUnroll) and not is_graphed({"use_rnn": True}, OwnUnroll)
 
 
 @pytest.mark.parametrize(

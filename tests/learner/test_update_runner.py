@@ -79,8 +79,9 @@ def test_what_the_plain_update_raises_is_no_matter_of_compiling() -> None:
 
 def test_nothing_is_captured_on_a_cpu_unless_it_is_asked_for() -> None:
     ways: tuple[Compile, ...] = ("auto", "off", "cuda_graph")
-    assert [makes_graphs(way, CPU) for way in ways] == [False, False, True]
-    assert [makes_graphs(way, torch.device("cuda")) for way in ways] == [True, False, True]
+    assert [makes_graphs(way, CPU, 1) for way in ways] == [False, False, True]
+    assert [makes_graphs(way, torch.device("cuda"), 1) for way in ways] == [True, False, True]
+    assert [makes_graphs(way, torch.device("cuda"), 2) for way in ways] == [False, False, True]
 
 
 def test_a_graph_reads_the_inputs_of_its_own_kind_of_update_and_refuses_other_shapes(

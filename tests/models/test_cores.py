@@ -34,17 +34,20 @@ def test_sequences_give_what_single_steps_give(kind: str, num_layers: int, share
     features, state = torch.randn(NUM_ROWS, NUM_COLUMNS, NUM_FEATURES), torch.randn(NUM_COLUMNS, core.state_size)
     begins = torch.rand(NUM_ROWS, NUM_COLUMNS) < share
     expected = looped(core, features, state, begins)
-    torch.testing.assert_close(core.unroll(features, state, begins), expected, atol=1e-5, rtol=1e-5)
     weight = torch.randn_like(expected)
-    gradients = []
-    for output in (expected, core.unroll(features, state, begins)):
-        gradients.append(torch.autograd.grad((output * weight).sum(), list(core.parameters())))
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    wanted = torch.autograd.grad((expected * weight).sum(), list(core.parameters()))
+    num_pieces = NUM_COLUMNS + int(begins[1:].sum())
+    for room in (0, num_pieces, 2 * num_pieces):  # packed, and padded
+        found = core.unroll(features, state, begins, room)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        gradients = torch.autograd.grad((found * weight).sum(), list(core.parameters()))
+        for ours, theirs in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_nothing_passes_the_beginning_of_an_episode(kind: str) -> None:
+@pytest.mark.parametrize("num_pieces", [0, 3])
+def test_nothing_passes_the_beginning_of_an_episode(kind: str, num_pieces: int) -> None:
     core = make(kind, 1)
     features, begins = torch.randn(6, 2, NUM_FEATURES), torch.zeros(6, 2, dtype=torch.bool)
     begins[3, 0] = True
@@ -52,18 +55,18 @@ def test_nothing_passes_the_beginning_of_an_episode(kind: str) -> None:
     for past in (0.0, 5.0):
         changed = features.clone()
         changed[:3] += past
-        outputs.append(core.unroll(changed, torch.full((2, core.state_size), past), begins))
+        outputs.append(core.unroll(changed, torch.full((2, core.state_size), past), begins, num_pieces))
     assert torch.equal(outputs[0][3:, 0], outputs[1][3:, 0])
     assert not torch.allclose(outputs[0][3:, 1], outputs[1][3:, 1])
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.parametrize("share", [0.0, 0.3])
-def test_a_core_stays_in_float32_under_autocast(kind: str, share: float) -> None:
+@pytest.mark.parametrize(("share", "num_pieces"), [(0.0, 0), (0.3, 0), (0.3, NUM_ROWS * NUM_COLUMNS)])
+def test_a_core_stays_in_float32_under_autocast(kind: str, share: float, num_pieces: int) -> None:
     core = make(kind, 1)
     features, state = torch.randn(NUM_ROWS, NUM_COLUMNS, NUM_FEATURES), torch.randn(NUM_COLUMNS, core.state_size)
     begins = torch.rand(NUM_ROWS, NUM_COLUMNS) < share
     of_encoder = features.bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        found = core.unroll(of_encoder, state, begins)
-    assert torch.equal(found, core.unroll(of_encoder.float(), state, begins))
+        found = core.unroll(of_encoder, state, begins, num_pieces)
+    assert torch.equal(found, core.unroll(of_encoder.float(), state, begins, num_pieces))

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from graph_stand_ins import PlainCall
 from host_reads import HostReads
 from run_helper import FinishedRun, run
 from torch import Tensor
 
+from asyncrl.learner import on_policy, update_runner
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
@@ -41,12 +43,16 @@ def trained(
         {"target_kl": None, "normalize_input": True, "normalize_returns": True, "recompute_advantages": True},
         {"algo": "a2c", "num_epochs": 1, "with_vtrace": True},
         {"target_kl": None, "ppo_objective": "decoupled", "kl_loss_coeff": 0.1, "ppo_clip_value": 0.2},
+        {"target_kl": None, "use_rnn": True, "rnn_size": 8},
     ],
-    ids=["ppo", "normalized", "a2c", "decoupled"],
+    ids=["ppo", "normalized", "a2c", "decoupled", "recurrent"],
 )
 def test_an_iteration_of_on_policy_training_reads_five_times(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if settings.get("use_rnn"):  # without graphs the host reads the lengths of sequences
+        monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
+        monkeypatch.setattr(on_policy, "makes_graphs", lambda *args: True)
     settings = {"rollout": 8, "batch_size": 32, "num_batches_per_epoch": 4, "num_epochs": 3, **settings}
     env = "tensor_envs:TensorCartPole-v0"
     reads, finished = trained(
@@ -59,6 +65,8 @@ def test_an_iteration_of_on_policy_training_reads_five_times(
     decisions = reads.places.pop("on_policy._exceeds_target_kl", 0)
     num_decisions = settings["num_epochs"] - 1 if settings.get("target_kl") else 0
     assert decisions == num_datasets * num_decisions, "one after each pass but the last"
+    num_sizes = num_datasets * settings["num_epochs"] if settings.get("use_rnn") else 0
+    assert reads.places.pop("graphed_step.start_pass", 0) == num_sizes, "one before each pass"
     assert reads.places == {
         "worker._collect": num_datasets,
         "worker.publish": num_datasets,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 import ray_cluster
-from command import Command
+from command import PROBE, Command
 from ledger_envs import count_started
 from ray_cluster import RayCluster
 from row_cases import ENV, Case
-from row_checks import Counts, check_lag, check_on_policy
+from row_checks import Counts, check_lag, check_on_policy, check_replay
 from run_helper import FinishedRun, run
 
 from asyncrl.monitoring.reports import RestartReport
@@ -54,15 +56,15 @@ class Killer(threading.Thread):
     Environments make few steps before the gate is open, so the run needs all of its workers.
     """
 
-    def __init__(self, ledgers: Path, count: int, victim: Callable[[], psutil.Process]) -> None:
+    def __init__(self, ledgers: Path, count: int, victim: Callable[[], psutil.Process], num_envs: int) -> None:
         super().__init__(daemon=True)
-        self._ledgers, self._count, self._victim = ledgers, count, victim
+        self._ledgers, self._count, self._victim, self._num_envs = ledgers, count, victim, num_envs
         self.num_killed = 0
 
     def run(self) -> None:
         try:
             for killed in range(self._count + 1):
-                self._await_environments(NUM_ENVS + killed * NUM_ENVS // 2)
+                self._await_environments(self._num_envs + killed * self._num_envs // 2)
                 if killed < self._count:
                     self._victim().kill()
                     self.num_killed += 1
@@ -86,7 +88,8 @@ def run_case(
     ledgers.mkdir()
     of_probe.mkdir()
     settings = {**case.settings(ledgers), **REMOTE, "ray_address": cluster.address, **more}
-    killer = Killer(ledgers, count, victim)
+    num_envs = 2 * settings["num_envs_per_worker"] if case.is_off_policy else NUM_ENVS
+    killer = Killer(ledgers, count, victim, num_envs)
     killer.start()
     finished = run(folder, case.mode, ENV, recorded=True, spec=case.spec(of_probe), **settings)
     killer.join()
@@ -94,6 +97,10 @@ def run_case(
     assert killer.num_killed == count and len(restarts(finished)) <= count
     wait_until(lambda: not cluster.pools())  # no pool outlives its run
     plan = finished.plan
+    if case.is_off_policy:
+        # Each time the rows of a pool that were under way, and at the end those of all pools.
+        in_pools = (count + 1) * plan.remote_rows_in_flight * plan.num_envs
+        return finished, check_replay(finished, ledgers, case.autoreset, count, in_pools)
     in_pools = count * plan.remote_slots_in_flight * plan.rollout * plan.envs_per_split
     counts = check_on_policy(finished, ledgers, case.autoreset, count, in_pools)
     check_lag(finished)
@@ -148,9 +155,49 @@ def test_an_environment_that_raises_in_a_pool_ends_the_run_with_its_traceback(
     wait_until(lambda: not cluster.pools())
 
 
+def test_a_replay_holds_every_row_of_local_and_remote_workers_and_of_the_run_before(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    case = Case("sac", "sync-local", n_step=3, killed="rollout")
+    settings = {"num_workers": 1, "num_remote_hosts": 1}
+    finished, counts = run_case(case, tmp_path, cluster, **settings)
+    assert counts.trained >= finished.config.train_for_env_steps
+    ledgers = tmp_path / "ledgers"
+    settings |= {**REMOTE, **case.settings(ledgers), **settings, "ray_address": cluster.address}
+    settings |= {"train_for_env_steps": 1300, "resume_from": Path(str(finished.outcome.checkpoint))}
+    resumed = run(tmp_path, case.mode, ENV, recorded=True, spec=finished.spec, **settings)
+    counts = check_replay(resumed, ledgers, case.autoreset, deaths=2, lost_with_machines=resumed.plan.num_envs)
+    assert counts.trained >= 1300 and counts.lives == 2 * resumed.plan.num_envs
+
+
+def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayCluster, tmp_path: Path) -> None:
+    case = Case("sac", "async-local", killed="rollout")
+    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 2)
+    assert counts.lives == 4 + 2 * 2, "environments of a dead pool are made again"
+    assert counts.trained >= finished.config.train_for_env_steps
+    assert len(restarts(finished)) == 2
+
+
+def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
+    cluster: RayCluster, start: Callable[..., Command], leaves_nothing: None
+) -> None:
+    flags = ("--env=CartPole-v1", "--cluster=ray", f"--ray_address={cluster.address}", "--num_remote_hosts=2")
+    training = start("asyncrl.train", *flags, *PROBE[2:])
+    training.wait_until_trained(patience_s=150.0)
+    os.killpg(training.process.pid, signal.SIGTERM)
+    code, _, stderr = training.finish()
+    assert code == 143, stderr
+    assert "Traceback" not in stderr
+    assert training.checkpoint() is not None and training.summary()["restarts"] == 0
+    wait_until(lambda: not cluster.pools())
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(cluster: RayCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("learner", ["ppo", "sac"])
+def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(
+    cluster: RayCluster, tmp_path: Path, learner: str
+) -> None:
     chosen = random.Random(50)
 
     def victim() -> psutil.Process:
@@ -161,10 +208,10 @@ def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(cluster: Ray
     def logs() -> list[Path]:
         return sorted(tmp_path.glob("pool-*.log"))
 
-    case = Case("ppo", "async-local", rnn_type="gru", killed="rollout")
-    settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0}
+    case = Case(learner, "async-local", rnn_type="gru" if learner == "ppo" else "", killed="rollout")
+    settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0, "replay_size": 60_000}
     finished, counts = run_case(case, tmp_path, cluster, victim, 50, **settings)
-    assert counts.lives > 15 * NUM_ENVS
+    assert counts.lives > 15 * finished.plan.num_envs
     assert len(restarts(finished)) > 25
 
 

@@ -111,8 +111,13 @@ def test_graphs_of_inference_answer_as_the_model_with_weights_that_change(
 
 @SPECS
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_updates_as_graphs_equal_plain_ones(spec: EnvSpec, precision: Any) -> None:
+@pytest.mark.parametrize(
+    "memory", [{}, {"use_rnn": True}, {"use_rnn": True, "rnn_type": "lstm"}], ids=["", "gru", "lstm"]
+)
+def test_updates_as_graphs_equal_plain_ones(spec: EnvSpec, precision: Any, memory: dict[str, Any]) -> None:
     settings: dict[str, Any] = {
+        **memory,
+        "rollout": 8,
         "batch_size": 64,
         "num_batches_per_epoch": 3,
         "encoder_mlp_layers": [16],
@@ -132,7 +137,7 @@ def test_updates_as_graphs_equal_plain_ones(spec: EnvSpec, precision: Any) -> No
         assert found == pytest.approx(expected, rel=1e-2, abs=1e-3)
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-3, atol=1e-4)
     assert graphed.notice is None
-    assert graphed._graphs is not None and graphed._graphs.makes_graphs
+    assert graphed._graphed_step is not None and graphed._graphed_step.runner.makes_graphs
 
 
 def test_inference_whose_graph_fails_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

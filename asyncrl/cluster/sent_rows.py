@@ -1,0 +1,255 @@
+"""Rows of a replay on their way from a pool to the learner's arena.
+
+    learner's machine                                      pool
+    ReplayLimits -- rows that may be made --> RowReceiver ----> RowSender: limits of the pool's workers
+    ReplayStripes <------------- rows ------- RowReceiver <---- RowSender: rows that the workers have written
+
+The pool's stripes are short: a row has left before another one takes its place, because the limit of a split counts
+the rows that the learner has. Row n of a stripe is row n in both arenas. So a limit is a credit that names rows: it
+means the same to a pool that takes the place of a dead one, which begins with the first row that the learner lacks.
+
+A row travels as bytes: all fields of the step, the observation after it, and the flags `truncated` of the row before,
+because a step that is lost ends the episode there (`asyncrl.rollout.worker.ReplaySplit`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.buffers.messages import Waker
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentRows, pack_observations
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.run.setup import RunSetup
+
+FIELDS = ("action", "reward", "terminated", "truncated", "valid", "policy_version")
+"""Arrays of a step that travel beside observations: `replay.NAME`, indexed [split, row, ...]."""
+
+_SPARE_ROWS = 4
+"""A row that closes a dead worker's episodes, the row before the oldest one that is sent, and two that are written."""
+
+
+def pool_specs(specs: Sequence[ArraySpec], plan: ResourcePlan) -> tuple[ArraySpec, ...]:
+    """The arrays of a pool, from those of the learner: stripes as long as rows may be under way, and no priorities."""
+    num_rows = plan.remote_rows_in_flight + _SPARE_ROWS
+    own = {f"replay.{name}" for name in ("obs", *FIELDS)}
+    return tuple(
+        dataclasses.replace(spec, shape=(spec.shape[0], num_rows, *spec.shape[2:])) if spec.name in own else spec
+        for spec in specs
+        if spec.name != "replay.priority"
+    )
+
+
+class RowCodec:
+    """Copies rows between stripes and bytes.
+
+    Attributes:
+        row_bytes: size of a row.
+    """
+
+    def __init__(self, setup: RunSetup) -> None:
+        arena = setup.arena
+        self._truncated = arena.array("replay.truncated")
+        self._num_splits: int
+        self._capacity: int
+        self._num_flags: int
+        self._num_splits, self._capacity, self._num_flags = self._truncated.shape
+        self._fields = [PackedField(self._flat(arena, name)) for name in FIELDS]
+        self._obs = pack_observations(self._flat(arena, "obs"), setup)
+        self.row_bytes = self._num_flags + sum(field.num_bytes for field in self._fields) + self._obs.num_bytes
+
+    def _flat(self, arena: Arena, name: str) -> npt.NDArray[Any]:
+        array = arena.array(f"replay.{name}")
+        return array.reshape(self._num_splits * self._capacity, *array.shape[2:])
+
+    def pack(self, rows: Sequence[tuple[int, int]]) -> Bytes:
+        """The bytes of rows, given by split and number: [rows, row_bytes]."""
+        content = np.empty((len(rows), self.row_bytes), np.uint8)
+        for out, (split_idx, row) in zip(content, rows, strict=True):
+            start = self._num_flags
+            out[:start] = self._truncated[split_idx, (row - 1) % self._capacity]
+            for field in self._fields:
+                field.pack(self._place(split_idx, row), out[start : start + field.num_bytes])
+                start += field.num_bytes
+            self._obs.pack(self._place(split_idx, row + 1), out[start:])
+        return content
+
+    def unpack(self, content: Bytes, split_idx: int, row: int) -> None:
+        """Writes the bytes of one row, [row_bytes]."""
+        start = self._num_flags
+        self._truncated[split_idx, (row - 1) % self._capacity] |= content[:start].view(np.bool_)
+        for field in self._fields:
+            field.unpack(content[start : start + field.num_bytes], self._place(split_idx, row))
+            start += field.num_bytes
+        self._obs.unpack(content[start:], self._place(split_idx, row + 1))
+
+    def pack_obs(self, split_idx: int, row: int) -> Bytes:
+        """The bytes of the observations of a row."""
+        out = np.empty(self._obs.num_bytes, np.uint8)
+        self._obs.pack(self._place(split_idx, row), out)
+        return out
+
+    def unpack_obs(self, content: Bytes, split_idx: int, row: int) -> None:
+        """Writes the result of `pack_obs`."""
+        self._obs.unpack(content, self._place(split_idx, row))
+
+    def _place(self, split_idx: int, row: int) -> int:
+        return split_idx * self._capacity + row % self._capacity
+
+
+class RowReceiver:
+    """Takes the place of a pool's rollout workers for the learner: reads their limits and writes their rows."""
+
+    def __init__(self, setup: RunSetup, workers: Sequence[int]) -> None:
+        """Closes the episodes of the pool before this one, if there was one."""
+        arena, num_splits = setup.arena, setup.plan.worker_num_splits
+        self._stripes = ReplayStripes(arena)
+        self._codec = RowCodec(setup)
+        self._limits = ReplayLimits(arena)
+        self._splits = [split for idx in workers for split in range(idx * num_splits, (idx + 1) * num_splits)]
+        if setup.steps_at_restart is not None:
+            for split_idx in self._splits:
+                self._stripes.close_episodes(split_idx)
+        self._granted = dict(self.num_rows)
+        self._env_steps = dict.fromkeys(self._splits, 0)
+
+    @property
+    def num_rows(self) -> dict[int, int]:
+        """Rows of each split that the learner has."""
+        return {split_idx: self._stripes.num_rows[split_idx] for split_idx in self._splits}
+
+    def take_grants(self) -> list[tuple[int, int]]:
+        """Split, and number of rows that it may have, for each split that may have more than at the last call."""
+        grants = []
+        for split_idx, granted in self._granted.items():
+            if (limit := self._limits.of_rows(split_idx)) > granted:
+                self._granted[split_idx] = limit
+                grants.append((split_idx, limit))
+        return grants
+
+    def write(self, cargo: SentRows, offset_s: float) -> None:
+        """Writes rows into the stripes, one after the other, because the sampler expects that one is being overwritten.
+
+        Args:
+            cargo: the rows.
+            offset_s: not used, rows of a replay have no time.
+
+        Raises:
+            RuntimeError: a row is not the next of its split.
+        """
+        stripes = self._stripes
+        for position, ((split_idx, row), content) in enumerate(zip(cargo.rows, cargo.content, strict=True)):
+            if row != stripes.num_rows[split_idx]:
+                raise RuntimeError(
+                    f"row {row} of split {split_idx} came, but {stripes.num_rows[split_idx]} is the next"
+                )
+            if (first_obs := cargo.first_obs.get(position)) is not None:
+                self._codec.unpack_obs(first_obs, split_idx, row)
+            self._codec.unpack(content, split_idx, row)
+            stripes.publish(split_idx, 0)
+        for split_idx, env_steps in cargo.env_steps.items():
+            stripes.count_steps(split_idx, env_steps - self._env_steps[split_idx])
+            self._env_steps[split_idx] = env_steps
+
+
+class RowSender:
+    """The pool's side: limits the workers of the pool, and packs the rows that they have written.
+
+    Attributes:
+        dropped_samples: 0: a row that a dying worker did not finish is no sample.
+    """
+
+    dropped_samples = 0
+
+    def __init__(
+        self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], num_rows: Mapping[int, int]
+    ) -> None:
+        """Lets no worker make a row.
+
+        Args:
+            setup: the pool's.
+            waker: wakes `take`.
+            workers: wake the rollout workers of the pool, by their number in the run.
+            num_rows: rows of each split of the pool that the learner has.
+        """
+        self._stripes = ReplayStripes(setup.arena)
+        self._limits = ReplayLimits(setup.arena)
+        self._codec = RowCodec(setup)
+        self._waker, self._workers = waker, list(workers.values())
+        for split_idx, count in num_rows.items():
+            self._stripes.begin_at(split_idx, count)
+        self._splits = deque(num_rows)
+        self._sent = dict(num_rows)
+        self._env_steps = dict.fromkeys(num_rows, 0)
+        self._last_obs: dict[int, Bytes] = {}
+        self._most = max(1, PARCEL_BYTES // self._codec.row_bytes)
+        self._publication = 0
+        self._waiting: list[tuple[int, int, int]] = []
+        self._row_limits = [num_rows.get(split_idx, 0) for split_idx in range(self._stripes.num_splits)]
+        self._lock = threading.Lock()
+        self._limits.set(self._row_limits, None)
+
+    def note_publication(self, number: int) -> None:
+        """Notes that the workers can read the learner's publication `number`."""
+        with self._lock:
+            self._publication = number
+            self._raise_limits()
+
+    def grant(self, publication: int, grants: Sequence[tuple[int, int]]) -> None:
+        """Lets splits have so many rows (split, rows), made with weights at least as new as `publication`."""
+        with self._lock:
+            self._waiting += [(publication, split_idx, limit) for split_idx, limit in grants]
+            self._raise_limits()
+
+    def _raise_limits(self) -> None:
+        """Sets the limits whose weights have arrived; calls of the learner's side may have overtaken each other."""
+        for publication, split_idx, limit in self._waiting:
+            if publication <= self._publication:
+                self._row_limits[split_idx] = max(self._row_limits[split_idx], limit)
+        self._waiting = [grant for grant in self._waiting if grant[0] > self._publication]
+        if self._limits.set(self._row_limits, None):
+            for worker in self._workers:
+                worker.wake()
+
+    def take(self, timeout_s: float) -> SentRows | None:
+        """Waits for rows, at most `timeout_s`, and packs them. Called by one thread at a time."""
+        deadline = time.monotonic() + timeout_s
+        while (sent := self._take_now()) is None and (left_s := deadline - time.monotonic()) > 0.0:
+            self._waker.wait(left_s)
+        return sent
+
+    def _take_now(self) -> SentRows | None:
+        rows: list[tuple[int, int]] = []
+        first_obs: dict[int, Bytes] = {}
+        env_steps: dict[int, int] = {}
+        self._splits.rotate(-1)  # a full parcel begins with another split each time
+        for split_idx in self._splits:
+            # Steps are read before the rows, and sent with the last of them: rows that are counted have arrived.
+            steps, first = self._stripes.env_steps_of(split_idx), self._sent[split_idx]
+            num_rows = self._stripes.num_rows[split_idx]
+            stop = min(num_rows, first + self._most - len(rows))
+            if stop > first:
+                obs, last_obs = self._codec.pack_obs(split_idx, first), self._last_obs.get(split_idx)
+                if last_obs is None or not np.array_equal(obs, last_obs):
+                    first_obs[len(rows)] = obs
+                rows += [(split_idx, row) for row in range(first, stop)]
+                self._last_obs[split_idx] = self._codec.pack_obs(split_idx, stop)
+                self._sent[split_idx] = stop
+            if stop == num_rows and steps > self._env_steps[split_idx]:
+                env_steps[split_idx] = self._env_steps[split_idx] = steps
+        if not rows and not env_steps:
+            return None
+        content = self._codec.pack(rows)
+        for split_idx, row in rows:
+            if max(0, row - 1) < self._stripes.first_whole_row(split_idx):
+                raise RuntimeError(f"row {row} of split {split_idx} was overwritten before it was sent")
+        return SentRows(rows, content, first_obs, env_steps)
