@@ -14,7 +14,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.models.actor_critic import ActResult
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint
@@ -100,8 +99,7 @@ class Policy:
         """
         before = torch.from_numpy(state).to(self._device)
         result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
-        after = result.rnn_state if isinstance(result, ActResult) else before
-        return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(after.cpu().numpy())
+        return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(result.rnn_state.cpu().numpy())
 
     def export(self, path: str | Path, format: ExportFormat = "onnx") -> float:
         """Writes the policy to one file that runs without asyncrl (`docs/export.md`), and checks the file.

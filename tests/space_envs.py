@@ -38,6 +38,27 @@ class Recall(gymnasium.Env[int, int]):
         return self._shown[-1]
 
 
+class Echo(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Signs come and go; the action is to be the sign that was shown in the step before. Episodes are truncated."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._shown, self._steps = 0.0, 0
+        return self._show(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        counts, self._steps = self._steps > 0, self._steps + 1
+        reward = -((float(action[0]) - self._before) ** 2) / 9.0 if counts else 0.0
+        return self._show(), reward, False, self._steps == 10, {}
+
+    def _show(self) -> np.ndarray:
+        self._before, self._shown = self._shown, float(self.np_random.choice([-1.0, 1.0]))
+        return np.array([self._shown], np.float32)
+
+
 class SeeAndTell(gymnasium.Env[dict[str, Any], Any]):
     """An image says which choice is right, a number which continuous action is: a Tuple of both is asked for."""
 
@@ -145,6 +166,7 @@ class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 gymnasium.register("Recall-v0", Recall)
+gymnasium.register("Echo-v0", Echo)
 gymnasium.register("SeeAndTell-v0", SeeAndTell)
 gymnasium.register("LitSide-v0", LitSide)
 gymnasium.register("Masked-v0", Masked)

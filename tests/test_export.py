@@ -41,6 +41,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gru-two-layers-shared": ("CartPole-v1", {**RNN, "rnn_num_layers": 2, "actor_critic_share_weights": True}),
     "lstm": ("Pendulum-v1", {**RNN, "rnn_type": "lstm"}),
     "lstm-choices": ("Recall-v0", {**RNN, "rnn_type": "lstm", "rnn_num_layers": 2}),
+    "gru-sac": ("Pendulum-v1", {**RNN, "algo": "sac"}),
+    "lstm-sac-choices": ("Recall-v0", {**RNN, "algo": "sac", "rnn_type": "lstm"}),
+    "gru-td3": ("Pendulum-v1", {**RNN, "algo": "td3"}),
     "dict-tuple-image": ("SeeAndTell-v0", {}),
     "masks": ("Masked-v0", {}),
     "sac-masks": ("Masked-v0", {"algo": "sac"}),
@@ -48,7 +51,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn": ("CartPole-v1", {"algo": "dqn", "dueling": True, "exploration_initial_eps": 0.5}),
     "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
 }
-SCRIPTED = ("ppo-choice", "ppo-squashed", "sac", "sac-crossq", "gru-two-layers-shared", "lstm", "lstm-choices", "dqn")
+SCRIPTED = (
+    *("ppo-choice", "ppo-squashed", "sac", "sac-crossq", "gru-two-layers-shared", "lstm", "lstm-choices", "dqn"),
+    *("gru-sac", "gru-td3"),
+)
 
 
 def make_policy(env_id: str, settings: dict[str, Any]) -> Policy:

@@ -168,7 +168,7 @@ def arena_specs(
     else:
         replay = plan.replay
         layout = (plan.num_splits, plan.envs_per_split, replay.size)
-        specs = replay_specs(spec, *layout, replay.is_prioritized, replay.her_goals)
+        specs = replay_specs(spec, *layout, replay.is_prioritized, replay.her_goals, plan.rnn_state_size)
     specs.extend(
         ArraySpec(f"splits.{word}", "int64", (plan.num_splits,))
         for word in ("request_seq", "response_seq", "request_slot", "request_row")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from asyncrl.config.dependencies import missing_for
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError
-from asyncrl.config.flags import refused_value, unknown_name
+from asyncrl.config.flags import format_value, refused_value, unknown_name
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
@@ -202,13 +202,18 @@ def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 
 def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iterator[Problem]:
-    rows = plan.num_envs * (config.n_step + 1)
+    own = config.burn_in + plan.recurrence + 1 if config.use_rnn else config.n_step + 1
+    rows = plan.num_envs * own
     if replay.warmup_env_steps < rows:
+        first = f"transition with --n_step={config.n_step}"
+        if config.use_rnn:
+            first = f"sequence with --burn_in={config.burn_in} and {plan.recurrence} steps after it (--recurrence)"
         text = (
-            f"--warmup_env_steps={replay.warmup_env_steps} is too short: {plan.num_envs} environments need "
-            f"{config.n_step + 1} steps each for a first transition with --n_step={config.n_step}, {rows} in all."
+            f"--warmup_env_steps={replay.warmup_env_steps} is too short: {plan.num_envs} environments need {own} steps "
+            f"each for a first {first}, {rows} in all."
         )
-        yield _problem("warmup_env_steps n_step", text, f"--warmup_env_steps={rows}")
+        others = "burn_in recurrence" if config.use_rnn else "n_step"
+        yield _problem(f"warmup_env_steps {others}", text, f"--warmup_env_steps={rows}")
     if replay.size < replay.warmup_env_steps:
         text = f"--replay_size={replay.size} is smaller than --warmup_env_steps={replay.warmup_env_steps}."
         yield _problem("replay_size warmup_env_steps", text, f"--replay_size={replay.warmup_env_steps}")
@@ -220,6 +225,8 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
         yield _problem("checkpoint_resets save_replay", text, "--save_replay=True")
     if config.her_goals > 0:
         yield from _goals(config, replay)
+    if config.use_rnn:
+        yield from _recurrent_replay(config, plan)
     yield from _blocks(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
@@ -240,6 +247,24 @@ def _goals(config: TrainConfig, replay: ReplayPlan) -> Iterator[Problem]:
         yield _problem("her_goals normalize_rewards", text, "--normalize_rewards=False", off)
     if config.backend == "hogwild":
         yield _problem("her_goals backend", f"{given} cannot be used with --backend=hogwild.", off)
+
+
+def _recurrent_replay(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    """What sequences from a replay cannot be combined with."""
+    given, off = "--use_rnn=True", "--use_rnn=False"
+    if config.algorithm.make_recurrent_learner is None:
+        text = f"{given} needs trajectories, SAC or TD3, but --algo={config.algo} trains on single steps from a replay."
+        yield _problem("use_rnn algo", text, off, "--algo=ppo", "--algo=sac")
+    if config.batch_size % plan.recurrence:
+        text = f"--recurrence={plan.recurrence} must divide --batch_size={config.batch_size}."
+        fitting = _as_flags("batch_size", config.batch_size, plan.recurrence)
+        yield _problem("recurrence batch_size", text, *fitting)
+    fields = TrainConfig.model_fields
+    for name in ("n_step", "her_goals", "backend", "env_backend", *_BLOCKS):
+        value, default = getattr(config, name), fields[name].default
+        if value != default and (name != "env_backend" or plan.steps_tensors):
+            text = f"{given} with --algo={config.algo} cannot be used with --{name}={value}."
+            yield _problem(f"use_rnn {name}", text, f"--{name}={format_value(default)}", off)
 
 
 _BLOCKS = (
@@ -328,10 +353,7 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.compile == "cuda_graph" and scheduled:
         text = f"--{scheduled[0]} changes the loss during the run, but --compile=cuda_graph captures it once."
         yield _problem(f"compile {scheduled[0]}", text, "--compile=auto", f"--{scheduled[0]}=none")
-    if config.use_rnn and config.is_off_policy:
-        text = f"--use_rnn=True needs trajectories, but --algo={config.algo} trains on single steps from a replay."
-        yield _problem("use_rnn algo", text, "--use_rnn=False", "--algo=ppo")
-    elif config.use_rnn and plan.rollout % plan.recurrence:
+    if config.use_rnn and not config.is_off_policy and plan.rollout % plan.recurrence:
         text = f"--recurrence={plan.recurrence} must divide --rollout={plan.rollout}."
         fitting = next(size for size in range(plan.recurrence, 0, -1) if plan.rollout % size == 0)
         yield _problem("recurrence rollout", text, f"--recurrence={fitting}", "--recurrence=auto")
@@ -623,6 +645,11 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     given, off = "--cluster=ray", "--cluster=none"
     others = {
         "her_goals": (plan.replay is not None and plan.replay.her_goals > 0, "--her_goals", "--her_goals=0"),
+        "use_rnn": (
+            plan.replay is not None and config.use_rnn,
+            f"--use_rnn=True of --algo={config.algo}",
+            "--use_rnn=False",
+        ),
         "backend": (config.backend == "hogwild", "--backend=hogwild", "--backend=actor_learner"),
         "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
         "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),

@@ -93,6 +93,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"with_pbt": (True,)}, "pbt_optimize_gamma pbt_target_objective pbt_shared_dir"),
     ({"track": _IS_SET}, "track_project"),
     (_RECURRENT, "core rnn_type rnn_size rnn_num_layers recurrence"),
+    ({**_CRITICS, **_RECURRENT}, "burn_in"),
 )
 _READ_WITH = {name: condition for condition, names in _CONDITIONS for name in names.split()}
 

@@ -26,6 +26,7 @@ _WEIGHTS_OF_A_BLOCK = 8  # residual block: two layers, between its width and fou
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
+_OFF_POLICY_RECURRENCE = 16
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 _ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
@@ -104,8 +105,9 @@ class ResourcePlan:
         fixed_lag: whether a dataset is collected as a whole while the previous one is trained.
         max_policy_lag, debug_forced_lag: in policy versions.
         train_for_env_steps: environment steps of the whole run.
-        rnn_state_size: size of one environment's recurrent state, of actor and critic together; 0 without one.
-        recurrence: steps of one training sequence; divides `rollout`.
+        rnn_state_size: size of one environment's recurrent state, of actor and critic together, with a replay of the
+            actor alone; 0 without one.
+        recurrence: steps of one training sequence; divides `rollout`, or with a replay `batch_size`.
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
@@ -366,7 +368,8 @@ def resolve(
     num_inference_workers = config.num_inference_workers
     if num_inference_workers == "auto":
         num_inference_workers = len(inference_devices)
-    num_cores = 1 if config.actor_critic_share_weights else 2
+    num_cores = 1 if config.actor_critic_share_weights or config.is_off_policy else 2
+    auto_recurrence = _OFF_POLICY_RECURRENCE if config.is_off_policy else config.rollout
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
     num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
     num_remote = num_remote_hosts * config.num_workers_per_remote_host
@@ -399,7 +402,7 @@ def resolve(
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
-        recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
+        recurrence=auto_recurrence if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",

@@ -395,6 +395,7 @@ class TrainConfig(BaseModel):
         "trained with the mean of all (REDQ, whose paper has 10 critics and 20 updates for each environment step)",
     )
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
+    burn_in: NonNegativeInt = _replay(16, "with use_rnn: rows before each sequence that only warm up recurrent states")
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",
         "noise of continuous actions in one environment from step to step: independent (white), or correlated over a "
@@ -504,7 +505,7 @@ class TrainConfig(BaseModel):
     rnn_type: Literal["gru", "lstm"] = _model("gru", "kind of recurrent core")
     rnn_size: PositiveInt = _model(128, "size of the recurrent state, in each layer")
     rnn_num_layers: PositiveInt = _model(1, "layers of the recurrent core")
-    recurrence: AutoPositiveInt = _model("auto", "steps of backpropagation through time: rollout (auto) or a divisor")
+    recurrence: AutoPositiveInt = _model("auto", "steps of backpropagation; auto is rollout, or 16 with a replay")
     encoder_mlp_layers: list[PositiveInt] = _model([64, 64], "widths of the hidden layers")
     nonlinearity: Literal["tanh", "relu", "elu"] = _model("tanh", "activation function")
     actor_critic_share_weights: bool = _model(False, "one network with two heads for actor and critic")

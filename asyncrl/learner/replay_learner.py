@@ -307,14 +307,14 @@ class ReplayLearner:
             self._take_statistics()
 
     def observe(self, obs: Tensor) -> None:
-        """Adds raw rows of observations `[N, row_size]` to the statistics, rows of a replay as often as drawn."""
+        """Adds raw rows of observations `[..., row_size]` to the statistics, rows of a replay as often as drawn."""
         if not self._config.normalize_input:
             return
-        self._obs_moments.update(split_tensor(self.model.layout, obs.to(self.device)).floats.float())
+        self._obs_moments.update(split_tensor(self.model.layout, obs.to(self.device).flatten(0, -2)).floats.float())
         self._obs_moments.merge()
         self._take_statistics()
 
-    def _in_reduced_precision(self) -> torch.autocast:
+    def in_reduced_precision(self) -> torch.autocast:
         """A context in which autograd's matrix products have the dtype of `precision`."""
         return torch.autocast(self.device.type, self._dtype, enabled=self._is_reduced, cache_enabled=False)
 

@@ -46,6 +46,7 @@ class ReplaySampler:
         self._stripes = stripes
         self.ages = SampleAges()
         self._n_step = n_step
+        self._num_rows = n_step  # that must be complete, from the row that is drawn on
         self.gamma = gamma
         self.reward_divisor = 1.0
         self._reward_scale = reward_scale
@@ -80,7 +81,8 @@ class ReplaySampler:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
         tensors = drawn if drawn.obs.device == self._device else to_device(drawn, self._device)
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
-        return [Transitions(*own) for own in zip(*parts, strict=True)]
+        kind = type(drawn)
+        return [kind(*own) for own in zip(*parts, strict=True)]
 
     def note_ages(self, policy_version: int, num_replays: int = 1) -> None:
         """Adds the ages of the samples that `sample` has drawn last to `ages`.
@@ -107,7 +109,7 @@ class ReplaySampler:
         """Draws `count` starts as (split, row, environment), uniformly over valid rows."""
         stripes = self._stripes
         first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
-        stop = np.array([stripes.num_rows[idx] for idx in range(stripes.num_splits)]) - (self._n_step - 1)
+        stop = np.array([stripes.num_rows[idx] for idx in range(stripes.num_splits)]) - (self._num_rows - 1)
         length = np.maximum(stop - first, 0)  # rows of each stripe that may be drawn
         ends = np.cumsum(length) * stripes.num_envs
         if ends[-1] == 0:
@@ -129,7 +131,7 @@ class ReplaySampler:
 
     def _nothing_whole(self) -> RuntimeError:
         return RuntimeError(
-            f"no transition of {self._n_step} steps is whole yet: the longest stripe has "
+            f"no transition of {self._num_rows} steps is whole yet: the longest stripe has "
             f"{max(self._stripes.num_rows)} rows; raise --warmup_env_steps"
         )
 

@@ -127,7 +127,7 @@ class SacLearner(ReplayLearner):
         later = self.model.inputs_of(after)
         action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
         last = Inputs(later.floats[-size:], None if later.pixels is None else later.pixels[-size:])
-        neg_entropy = log_prob + _expected(log_probs, log_probs)
+        neg_entropy = log_prob + expected(log_probs, log_probs)
         reward = self._reward_of(batch, neg_entropy, ent_coef)
         # Critics and target critics.
         with torch.enable_grad(), self._critic.normalizing_by_batch():
@@ -167,12 +167,12 @@ class SacLearner(ReplayLearner):
             loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
             self._actor.flat.zero_grad()
             loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
-        entropy = -(log_prob + _expected(log_probs, log_probs)).detach().mean()
+        entropy = -(log_prob + expected(log_probs, log_probs)).detach().mean()
         return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, obs)
 
     def _draw(self, inputs: Inputs, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Continuous actions `[B, C]`, their log-probability `[B]`, log-probabilities of choices `[B, N]`."""
-        with self._in_reduced_precision():
+        with self.in_reduced_precision():
             parameters = self.model(*inputs)
         sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
         return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
@@ -199,7 +199,7 @@ class SacLearner(ReplayLearner):
 
     def _outputs(self, compute: Callable[[Inputs, Tensor], Tensor], inputs: Inputs, action: Tensor) -> Tensor:
         """What a critic's method makes of continuous actions, with all combinations of choices."""
-        with self._in_reduced_precision():
+        with self.in_reduced_precision():
             return compute(inputs, action)
 
     def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
@@ -316,6 +316,6 @@ class SacLearner(ReplayLearner):
         return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask that forbids all is ignored
 
 
-def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
+def expected(log_probs: Tensor, values: Tensor) -> Tensor:
     """Sum over groups `[B]` of the expectation of `values: [B, N]`."""
     return (log_probs.exp() * values).sum(-1)

@@ -156,12 +156,12 @@ class Td3Learner(ReplayLearner):
 
     def _action(self, actor: DeterministicActor, inputs: Inputs) -> Tensor:
         """Actions `[B, A]` in [-1, 1]."""
-        with self._in_reduced_precision():
+        with self.in_reduced_precision():
             return torch.tanh(actor(*inputs))
 
     def _values(self, critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
         """Values `[2, B]` of actions."""
-        with self._in_reduced_precision():
+        with self.in_reduced_precision():
             return critic.values(inputs, action).squeeze(-1)
 
 

@@ -68,7 +68,8 @@ class ActingPolicy:
         self._act_untrained = self._act
         if isinstance(model, SacActor):
             # Until the first update, actions are drawn from the whole range.
-            self._act_untrained = UniformPolicy(model.distribution, seed, model.layout).act
+            uniform = UniformPolicy(model.distribution, seed, model.layout).act
+            self._act_untrained = uniform if model.rnn_state_size == 0 else self._act_uniformly(uniform)
 
     def answer(self, places: Sequence[tuple[int, int]]) -> None:
         """Runs the newest policy on rows of observations and writes the results where the splits read them.
@@ -97,6 +98,10 @@ class ActingPolicy:
             envs = slice(position * num_envs, (position + 1) * num_envs)
             buffer.answer(place, envs, result, self.version, now)
         self._phases.charge(Phase.COPY)
+
+    def _act_uniformly(self, uniform: Act) -> Act:
+        """A function that draws actions uniformly, with the states of the policy."""
+        return lambda obs, state: self._act(obs, state)._replace(action=uniform(obs, state).action)
 
     def refresh(self) -> bool:
         """Takes the newest weights; returns whether there were newer ones.

@@ -6,11 +6,48 @@ zero at the beginning of an episode.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.models.encoders import Inputs
+
+
+def unroll_after(encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins: Tensor, burn_in: int = 0) -> Tensor:
+    """Features `[(T - burn_in) * B, out]` of sequences of T rows, of which the first only change the state.
+
+    No gradient flows into those rows (burn-in, Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed
+    Reinforcement Learning", section 3).
+
+    Args:
+        encoder: from `Inputs` to features.
+        core: with the methods of `RecurrentCore`.
+        inputs: normalized observations of T * B rows, in the order of `[T, B]`.
+        state: [B, S], before the first row.
+        begins: [T, B] bool, rows that begin an episode.
+        burn_in: rows that only change the state.
+    """
+    num_columns = begins.shape[1]
+    if not torch.is_grad_enabled():
+        features = core.unroll(encoder(inputs).unflatten(0, begins.shape), state, begins)
+        return features[burn_in:].flatten(0, 1)  # type: ignore[no-any-return]
+    if burn_in > 0:
+        with torch.no_grad():
+            first = encoder(inputs.slice(0, burn_in * num_columns)).unflatten(0, (burn_in, num_columns))
+            state = _state_after(core, first, state, begins)
+    features = encoder(inputs.slice(burn_in * num_columns)).unflatten(0, (-1, num_columns))
+    return core.unroll(features, state, begins[burn_in:]).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+def _state_after(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+    """The state `[B, S]` after all rows of `features: [T, B, in]`, in the precision of `state`."""
+    with torch.autocast(features.device.type, enabled=False):
+        for row, has_begun in zip(features.to(state), begins, strict=False):
+            _, state = core.step(row, state.masked_fill(has_begun.unsqueeze(-1), 0.0))
+    return state
 
 
 class RecurrentCore(nn.Module):

@@ -36,6 +36,10 @@ class Inputs(NamedTuple):
     floats: Tensor
     pixels: Tensor | None = None
 
+    def slice(self, start: int, stop: int | None = None) -> Inputs:
+        """The observations from `start` to `stop`, as views."""
+        return Inputs(self.floats[start:stop], None if self.pixels is None else self.pixels[start:stop])
+
     def at(self, indices: Tensor) -> Inputs:
         """The observations at `indices [N]`."""
         pixels = None if self.pixels is None else self.pixels.index_select(0, indices)

@@ -115,11 +115,14 @@ class ExportedPolicy(nn.Module):
         pixels = torch.cat(images, dim=1) if images else None
         numbers = torch.cat(floats, dim=1) if floats else noise[:, :0]
         inputs = Inputs(self.model.normalize_obs(numbers), pixels)
+        before = state[0] if state else noise[:, :0]
         if isinstance(self.model, ActorCritic):
-            result, after = self.model.step(inputs, state[0] if state else noise[:, :0])
+            result, after = self.model.step(inputs, before)
             parameters = result.action_parameters
+        elif state:
+            parameters, after = self.model.step(inputs, before)
         else:
-            parameters, after = self.model(*inputs), noise
+            parameters, after = self.model(*inputs), before
         stored = self._choose(parameters, noise)
         columns = torch.split(stored, [leaf.size for leaf in self._spec.action.leaves], dim=1)
         actions = [leaf(own) for leaf, own in zip(self._leaves, columns, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.block_network import BlockNetwork, make_network
+from asyncrl.models.cores import unroll_after
 from asyncrl.models.distributions import (
     MOST_COMBINATIONS,
     ActionDistribution,
@@ -24,7 +25,7 @@ from asyncrl.models.distributions import (
 )
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.normalized import NormalizedModel
-from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_encoder
+from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_core, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -42,11 +43,13 @@ class SacActResult(NamedTuple):
         action: [B, A] float32 before tanh, or [B] int64.
         log_prob: [B] float32, of exactly that action (of its tanh).
         action_parameters: [B, P] float32.
+        rnn_state: [B, S] float32, after these observations; S is 0 without a recurrent core.
     """
 
     action: Tensor
     log_prob: Tensor
     action_parameters: Tensor
+    rnn_state: Tensor
 
 
 def limit_log_std(raw: Tensor) -> Tensor:
@@ -68,22 +71,26 @@ def limit_log_std_array(raw: FloatArray) -> None:
 
 def needs_encoder(spec: EnvSpec, config: TrainConfig) -> bool:
     """Whether SAC's networks have an encoder; without one, all numbers of an observation go into one perceptron."""
-    return spec.observation.has_images or spec.observation.num_mask > 0 or config.encoder != DEFAULT
+    observation = spec.observation
+    return observation.has_images or observation.num_mask > 0 or config.encoder != DEFAULT or config.use_rnn
 
 
 class SacActor(NormalizedModel):
     """The policy: squashed Gaussians whose deviations depend on the observation, and categorical distributions.
 
-    An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`). Its initial weights depend on
-    `config.seed` alone.
+    An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`); with `use_rnn` a recurrent core is
+    between encoder and layer. Its initial weights depend on `config.seed` alone.
 
     Attributes:
         parts: continuous dimensions and choices of an action.
         has_passes: whether the hand-written passes of `asyncrl.models.mlp_pass` can train it and NumPy can act: one
             perceptron, and actions that are either continuous or one choice.
+        rnn_state_size: size S of the recurrent state of one environment, 0 without a recurrent core.
+        core: the recurrent core; not there without use_rnn.
     """
 
     rnn_state_size = 0
+    core: Any
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__(spec.observation, config.normalize_input)
@@ -94,6 +101,8 @@ class SacActor(NormalizedModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.build(spec, config)
+        if config.use_rnn and self.rnn_state_size == 0:
+            raise UsageError(f"--use_rnn=True: the model {type(self).__name__} has no recurrent core.")
         has_perceptron = self.encoder is None and isinstance(self.mlp, StackedMlp)
         self.has_passes = type(self) is SacActor and has_perceptron and self.parts.is_plain
         positions = list(self.distribution.deviation_positions)
@@ -110,8 +119,9 @@ class SacActor(NormalizedModel):
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).
 
-        They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, and `mlp`, a
-        `StackedMlp` or `BlockNetwork` of one network from features to the outputs of the policy.
+        They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, `mlp`, a
+        `StackedMlp` or `BlockNetwork` of one network from features to the outputs of the policy, and with use_rnn
+        between them `core`, whose state has `rnn_state_size` numbers.
         """
         self._make_networks(spec, config, self.distribution.num_parameters, POLICY_HEAD_GAIN)
 
@@ -123,6 +133,9 @@ class SacActor(NormalizedModel):
         if needs_encoder(spec, config) or config.critic_only_keys:
             self.encoder = encoder = make_actor_encoder(self.layout, config)
             widths = [encoder.output_size, widths[-1]]
+        if config.use_rnn and self.encoder is not None:
+            self.core = make_core(widths[0], config)
+            self.rnn_state_size, widths[0] = self.core.state_size, self.core.output_size
         self.mlp = make_network(1, widths, config, gain)
 
     @torch.no_grad()
@@ -154,6 +167,19 @@ class SacActor(NormalizedModel):
         features = floats if self.encoder is None else self.encoder(Inputs(floats, pixels))
         outputs = self.mlp(features)[0].to(self.statistics.dtype)
         return self.parameters_of(outputs, self.mask_of(floats))
+
+    def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters `[B, P]` for normalized observations, and the recurrent states `[B, S]` after them."""
+        assert self.encoder is not None
+        features, after = self.core.step(self.encoder(inputs), rnn_state)
+        outputs = self.mlp(features)[0].to(self.statistics.dtype)
+        return self.parameters_of(outputs, self.mask_of(inputs.floats)), after
+
+    def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor, burn_in: int = 0) -> Tensor:
+        """Parameters `[(T - burn_in) * B, P]` for sequences of T rows; see `unroll_after`."""
+        features = unroll_after(self.encoder, self.core, inputs, rnn_state, begins, burn_in)
+        outputs = self.mlp(features)[0].to(self.statistics.dtype)
+        return self.parameters_of(outputs, self.mask_of(inputs.floats[burn_in * begins.shape[1] :]))
 
     def mask_of(self, floats: Tensor) -> Tensor | None:
         """The mask of choices in the numbers of observations; None if they have none."""
@@ -197,12 +223,18 @@ class SacActor(NormalizedModel):
         Args:
             obs: the observations.
             generator: of random numbers, on the model's device.
-            rnn_state: empty, because SAC is not recurrent.
+            rnn_state: [B, S], before the observations; zeros by default.
             deterministic: take the policy's mode instead of a sample.
         """
-        parameters = self.forward(*self.inputs_of(obs))
+        inputs = self.inputs_of(obs)
+        if rnn_state is None:
+            rnn_state = self.statistics.new_zeros(len(obs), self.rnn_state_size)
+        if self.rnn_state_size == 0:
+            parameters = self.forward(*inputs)
+        else:
+            parameters, rnn_state = self.step(inputs, rnn_state)
         action, log_prob = self.distribution.choose(parameters, generator, deterministic)
-        return SacActResult(action, log_prob, parameters)
+        return SacActResult(action, log_prob, parameters, rnn_state)
 
 
 class TwinCritic(nn.Module):
@@ -210,9 +242,11 @@ class TwinCritic(nn.Module):
 
     Their initial weights depend on `config.seed` alone. Continuous actions in [-1, 1] are inputs beside the
     observation; each combination of the choices of a group has an output (`ActionParts`). With an encoder, its features
-    are inputs of all, and one hidden layer of each combines them with the action.
+    are inputs of all, and one hidden layer of each combines them with the action. With `use_rnn` a recurrent core
+    follows the encoder, and `unroll` and `combine` give values.
 
     Attributes:
+        core: the recurrent core; None without use_rnn.
         support: [M] float32, returns of the bins, if the critics predict distributions over returns; else None.
     """
 
@@ -233,10 +267,14 @@ class TwinCritic(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
+            self.core: Any = None
             num_features, hidden = spec.observation_size, config.critic_mlp_layers or config.encoder_mlp_layers
             if needs_encoder(spec, config):
                 self.encoder = encoder = make_encoder(spec.observation, config)
                 num_features, hidden = encoder.output_size, hidden[-1:]
+            if config.use_rnn:
+                self.core = make_core(num_features, config)
+                num_features = self.core.output_size
             widths = [num_features + parts.num_continuous, *hidden, parts.num_values * max(1, num_bins)]
             gain = 1.0 if config.policy_initialization == "orthogonal" else None
             self.mlp = make_network(config.num_critics, widths, config, gain, config.critic_layer_norm)
@@ -257,6 +295,16 @@ class TwinCritic(nn.Module):
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
         outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
         return outputs.to(inputs.floats.dtype)
+
+    def unroll(self, inputs: Inputs, begins: Tensor, burn_in: int = 0) -> Tensor:
+        """Features `[(T - burn_in) * B, F]` for sequences of T rows, from a state of zeros; see `unroll_after`."""
+        state = inputs.floats.new_zeros(begins.shape[1], self.core.state_size)
+        return unroll_after(self.encoder, self.core, inputs, state, begins, burn_in)
+
+    def combine(self, features: Tensor, action: Tensor) -> Tensor:
+        """As `values`, from features `[B, F]` of `unroll`."""
+        outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
+        return outputs
 
 
 def _raw_log_std(std: float) -> float:

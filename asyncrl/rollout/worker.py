@@ -407,6 +407,8 @@ class ReplaySplit:
         self.num_rows = stripes.num_rows[split_idx]
         self.has_asked = self._is_answered = False
         group.reset(stripes.obs_at((split_idx, self.num_rows)))
+        if stripes.rnn_state is not None:
+            stripes.rnn_state[split_idx, self.num_rows % stripes.capacity] = 0.0
 
     @property
     def can_advance(self) -> bool:
@@ -421,12 +423,14 @@ class ReplaySplit:
     def advance(self) -> int:
         """Steps the environments with the actions of the present row and publishes the row; returns the steps made."""
         stripes, split_idx, row = self._stripes, self.split_idx, self.num_rows
-        action = stripes.store_action(split_idx, row)
-        num_steps = self.group.step(action, stripes.rows(split_idx, row))
+        action, rows = stripes.store_action(split_idx, row), stripes.rows(split_idx, row)
+        num_steps = self.group.step(action, rows)
         for lost in self.group.take_lost() if self.group.lost else ():
             # This row holds the final observation of the episode, which the previous step truncates.
             if lost.episode_steps > 0:
                 stripes.rows(split_idx, row - 1).truncated[lost.env] = True
+        if stripes.rnn_state is not None:  # after these rows an episode begins
+            stripes.rnn_state[split_idx, (row + 1) % stripes.capacity][rows.terminated | ~rows.valid] = 0.0
         stripes.publish(split_idx, num_steps)
         self._phases.charge(Phase.STEP)
         self.num_rows, self.has_asked = row + 1, False

@@ -48,6 +48,7 @@ from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.return_scale import ReturnScale
+from asyncrl.learner.sequence_sampler import SequenceSampler
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
@@ -489,7 +490,9 @@ def _build_replay_loop(
 ) -> tuple[ReplayLoop, ReplayLearner]:
     setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
     config, plan = setup.learner_config, setup.plan
-    learner: ReplayLearner = imported(config.algorithm.make_learner)(
+    algorithm = config.algorithm
+    make_learner = algorithm.make_recurrent_learner if config.use_rnn else algorithm.make_learner
+    learner: ReplayLearner = imported(make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
     sampling: dict[str, Any] = {
@@ -507,6 +510,8 @@ def _build_replay_loop(
         sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
     elif replay.her_goals > 0:
         sampler = HindsightSampler(stripes, setup.spec.observation, **sampling)
+    elif config.use_rnn:
+        sampler = SequenceSampler(stripes, plan.recurrence, config.burn_in, **sampling)
     else:
         sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"

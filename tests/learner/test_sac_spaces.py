@@ -70,7 +70,8 @@ def batch_of(spec: EnvSpec, size: int = 12, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     obs, after = (rows_of(spec, size, generator) for _ in range(2))
     distribution = make_distribution(spec.action, squash=True)
-    action, _ = distribution.sample(distribution.parameters_of(torch.zeros(size, distribution.num_parameters), None))
+    parameters = distribution.parameters_of(torch.zeros(size, distribution.num_parameters), None)
+    action, _ = distribution.sample(parameters, generator)
     return one_step(obs, action, torch.randn(size, generator=generator), after, torch.full((size,), 0.9))
 
 

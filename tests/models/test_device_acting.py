@@ -34,7 +34,11 @@ def parts(count: int, state_size: int, seed: int = 0) -> list[Part]:
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "discrete"])
-@pytest.mark.parametrize("settings", [{}, RECURRENT, {"algo": "sac"}], ids=["ppo", "recurrent", "sac"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, RECURRENT, {"algo": "sac"}, {**RECURRENT, "algo": "sac"}],
+    ids=["ppo", "recurrent", "sac", "recurrent-sac"],
+)
 def test_every_row_gets_its_own_answer_in_batches_of_any_number_of_splits(
     spec: EnvSpec, settings: dict[str, Any]
 ) -> None:

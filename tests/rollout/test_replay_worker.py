@@ -44,13 +44,16 @@ class MailedActions:
         self._open.remove(split_idx)
         row = next(row for split, row in reversed(self.asked) if split == split_idx)
         self.action = np.full((1, 1), 0.1 * row, np.float32)
+        self.rnn_state = self._stripes.inputs_at((split_idx, row))[1] + 1.0  # how many observations it has seen
         self._stripes.answer((split_idx, row), slice(0, 1), self, version=3, now=0.0)
 
 
 class Worker:
     """Worker 0 of 1 with two splits of one environment each, and all that it talks to."""
 
-    def __init__(self, steps: list[tuple[float, float, bool, bool] | Exception], at_once: bool = True) -> None:
+    def __init__(
+        self, steps: list[tuple[float, float, bool, bool] | Exception], at_once: bool = True, **settings: Any
+    ) -> None:
         plan = planned(
             algo="sac",
             num_workers=1,
@@ -59,6 +62,7 @@ class Worker:
             inference_mode="central",
             replay_size=20,
             warmup_env_steps=10,
+            **settings,
         )
         self.arena = Arena.create(arena_specs(BOX, plan, num_weights=8))
         self.stripes, self.limits = ReplayStripes(self.arena), ReplayLimits(self.arena)
@@ -96,6 +100,27 @@ def test_rows_hold_the_step_from_their_observation_and_the_row_after_an_end_begi
     assert run.control.collected_steps(0) == 8
     assert run.worker.report().env_steps == 8
     assert run.learner.count == 10
+
+
+def test_a_recurrent_state_is_stored_before_each_observation_and_is_zero_where_an_episode_begins() -> None:
+    steps: list[Any] = [(1.0, 0.0, False, False), (2.0, 0.0, False, True), (4.0, 0.0, True, False)]
+    steps += [(5.0, 0.0, False, False), RuntimeError("broken"), (9.0, 0.0, False, False)]
+    run = Worker(steps, use_rnn=True, rnn_size=3)
+    run.limits.set(None, ENDLESS)
+    run.worker.poll()
+    run.worker.report()  # an episode must end before an environment may fail
+    for _ in range(6):
+        assert run.worker.poll() == 0.0
+    assert run.stripes.rnn_state.shape == (2, run.stripes.capacity, 1, 3)
+    # Row 2 holds a final observation, row 3 terminates, the step of row 5 fails.
+    assert run.stripes.rnn_state[0, :8, 0, 0].tolist() == [0, 1, 2, 0, 0, 1, 0, 1]
+    assert run.stripes.valid[0, :7, 0].tolist() == [True, True, False, True, True, False, True]
+    run.stripes.close_episodes(0)
+    run.stripes.rnn_state[0, 8] = 5.0
+    env = EnvGroup([ScriptedEnv(steps)], [0], 0, BOX, "squashed")
+    follower = ReplaySplit(0, env, run.stripes, run.actions)
+    assert follower.num_rows == 8
+    assert not run.stripes.rnn_state[0, 8].any()
 
 
 def test_a_split_asks_for_actions_only_when_it_may_step() -> None:

@@ -1,0 +1,141 @@
+"""Sequences are rows that really followed one another, of every start that the replay holds whole, and no other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from replays import TaggedWriter, new_replay
+
+from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.learner.sequence_sampler import Sequences, SequenceSampler
+
+GAMMA = 0.5
+Start = tuple[int, int, int]
+
+
+def sampler_of(stripes: ReplayStripes, recurrence: int, burn_in: int, **settings: float) -> SequenceSampler:
+    options = {"reward_scale": 1.0, "reward_clip": None, **settings}
+    return SequenceSampler(stripes, recurrence, burn_in, n_step=1, gamma=GAMMA, seed=0, **options)
+
+
+def looped(stripes: ReplayStripes, start: Start, recurrence: int, burn_in: int) -> list[np.ndarray]:
+    """The fields of the sequence that starts there, row by row."""
+    split, first, env = start
+    num_rows, at = burn_in + recurrence, lambda row: (split, row % stripes.capacity, env)
+    found: dict[str, list[object]] = {name: [] for name in Sequences._fields}
+    found["rnn_state"] = list(stripes.rnn_state[at(first)])
+    for row in range(first, first + num_rows + 1):
+        found["obs"].append(stripes.obs[at(row)])
+        before = at(row - 1)
+        found["begins"].append(row > first and bool(stripes.terminated[before] or not stripes.valid[before]))
+        if first + burn_in <= row < first + num_rows:
+            is_sample = bool(stripes.valid[at(row)])
+            found["action"].append(stripes.action[at(row)])
+            found["reward"].append(stripes.reward[at(row)] if is_sample else 0.0)
+            found["discount"].append(0.0 if stripes.terminated[at(row)] else GAMMA)
+            found["weight"].append(float(is_sample))
+    return [np.array(values) for values in found.values()]
+
+
+def starts_of(stripes: ReplayStripes, num_rows: int) -> set[Start]:
+    """All rows from which a sequence of whole rows begins, one by one."""
+    found = set()
+    for split in range(stripes.num_splits):
+        written = stripes.num_rows[split]
+        for row in range(written):
+            is_whole = row >= 0 and row > written - stripes.capacity + 1 and row + num_rows <= written
+            for env in range(stripes.num_envs):
+                if is_whole and stripes.valid[split, row % stripes.capacity, env]:
+                    found.add((split, row, env))
+    return found
+
+
+@pytest.mark.parametrize(("recurrence", "burn_in"), [(1, 0), (4, 0), (3, 5), (1, 6)])
+@pytest.mark.parametrize("seed", range(4))
+def test_sequences_are_those_of_a_loop_over_the_rows(recurrence: int, burn_in: int, seed: int) -> None:
+    random, num_rows = np.random.default_rng(seed), burn_in + recurrence
+    _, stripes = new_replay(3, 2, int(random.integers(num_rows, 30)), rnn_state_size=2)
+    for split in range(3):
+        writer = TaggedWriter(stripes, split, seed=10 * seed + split, end_probability=0.4)
+        writer.write_rows(int(random.integers(num_rows, 100)))
+        # The worker is in the middle of the next row, and of the observation and state after it.
+        next_row, after = (row % stripes.capacity for row in (stripes.num_rows[split], stripes.num_rows[split] + 1))
+        stripes.reward[split, next_row] = stripes.obs[split, after] = stripes.rnn_state[split, after] = np.nan
+    sampler = sampler_of(stripes, recurrence, burn_in)
+    allowed = starts_of(stripes, num_rows)
+    (batch,) = sampler.sample(1, 60 * len(allowed) * recurrence)
+    starts = [tuple(start) for start in np.stack(sampler._drawn, 1).tolist()]
+    assert set(starts) == allowed
+    for name, field in zip(Sequences._fields, batch, strict=True):
+        assert not torch.isnan(field).any(), name
+    for idx, start in list(enumerate(starts))[:300]:
+        for name, field, expected in zip(
+            Sequences._fields, batch, looped(stripes, start, recurrence, burn_in), strict=True
+        ):
+            np.testing.assert_array_equal(field[idx].numpy(), expected, err_msg=f"{name} of {start}")
+
+
+def test_an_episode_begins_where_the_writer_began_one_and_the_state_is_that_of_the_first_row() -> None:
+    _, stripes = new_replay(2, 3, 40, rnn_state_size=2)
+    for split in range(2):
+        TaggedWriter(stripes, split, seed=split).write_rows(70)
+    (batch,) = sampler_of(stripes, 8, 4).sample(1, 8 * 500)
+    episode = batch.obs[:, :, 2]
+    assert torch.equal(batch.begins[:, 1:], episode[:, 1:] != episode[:, :-1])
+    assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])
+    trained = batch.obs[:, 4:-1]
+    expected = torch.where(batch.weight > 0, 1000 * trained[:, :, 2] + trained[:, :, 3], 0.0)
+    assert torch.equal(batch.reward, expected)
+
+
+def test_rewards_are_scaled_clipped_and_divided_as_those_of_single_steps() -> None:
+    _, stripes = new_replay(1, 2, 40, rnn_state_size=2)
+    TaggedWriter(stripes, 0, seed=0, end_probability=0.0).write_rows(30)
+    sampler = sampler_of(stripes, 4, 2, reward_scale=2.0, reward_clip=20.0)
+    sampler.reward_divisor = 4.0
+    (batch,) = sampler.sample(1, 400)
+    assert torch.equal(batch.reward, (2.0 * batch.obs[:, 2:-1, 3]).clamp(max=20.0) / 4.0)
+
+
+def test_a_batch_has_as_many_rows_as_its_size_says_and_nothing_is_drawn_before_a_sequence_is_whole() -> None:
+    _, stripes = new_replay(1, 1, 40, rnn_state_size=2)
+    writer, sampler = TaggedWriter(stripes, 0, seed=0, end_probability=0.0), sampler_of(stripes, 4, 3)
+    writer.write_rows(6)
+    with pytest.raises(RuntimeError, match="no transition of 7 steps is whole yet"):
+        sampler.sample(1, 8)
+    writer.write_rows(2)
+    first, second = sampler.sample(2, 8)
+    assert first.reward.shape == second.reward.shape == (2, 4)
+    assert first.obs.shape == (2, 8, 4) and first.begins.shape == (2, 8)
+
+
+def test_what_is_overwritten_while_it_is_read_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stripes = new_replay(1, 4, 30, rnn_state_size=2)
+    writer = TaggedWriter(stripes, 0, seed=0)
+    writer.write_rows(35)
+    sampler = sampler_of(stripes, 4, 4)
+    gather, writes = sampler._gather, [20, 3, 0]
+
+    def gather_late(*places: np.ndarray) -> Sequences:
+        writer.write_rows(writes.pop(0))
+        return gather(*places)
+
+    monkeypatch.setattr(sampler, "_gather", gather_late)
+    (batch,) = sampler.sample(1, 4 * 300)
+    assert writes == []
+    episode = batch.obs[:, :, 2]
+    assert torch.equal(batch.begins[:, 1:], episode[:, 1:] != episode[:, :-1])
+    assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (1, 3)], ids=["same layout", "another"])
+def test_a_saved_replay_keeps_its_states(layout: tuple[int, int]) -> None:
+    _, stripes = new_replay(2, 2, 20, rnn_state_size=2)
+    for split in range(2):
+        TaggedWriter(stripes, split, seed=split).write_rows(50)
+    _, restored = new_replay(*layout, 40, rnn_state_size=2)
+    restored.restore(stripes.content())
+    (batch,) = sampler_of(restored, 3, 2).sample(1, 900)
+    assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])
+    assert batch.rnn_state.any()
