@@ -21,7 +21,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic, ActResult, ForwardResult
 from asyncrl.models.encoders import Inputs, ObservationEncoder, PartialEncoder
 from asyncrl.models.registry import make_actor_encoder
-from asyncrl.models.sac import POLICY_HEAD_GAIN, SacActor
+from asyncrl.models.sac import POLICY_HEAD_GAIN, SacActor, SacActResult
 from asyncrl.models.stacked_mlp import StackedMlp
 
 FloatArray = npt.NDArray[np.float32]
@@ -148,7 +148,7 @@ class StateDependentSacActor(SacActor):
     def act_with_features(self, obs: Tensor, generator: torch.Generator | None, rnn_state: Any) -> tuple[Tensor, ...]:
         """The fields of `SacActResult` with independent noise, and the features `[B, F]`; see `act`."""
         parameters, features = self._parameters_with_features(*self.inputs_of(obs))
-        return *self.distribution.sample(parameters, generator), parameters, features
+        return *SacActResult(*self.distribution.sample(parameters, generator), parameters, rnn_state), features
 
     def _parameters_with_features(self, floats: Tensor, pixels: Tensor | None) -> tuple[Tensor, Tensor]:
         assert self.encoder is not None
