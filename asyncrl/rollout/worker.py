@@ -49,6 +49,10 @@ class RolloutWorkerBase:
     """What all rollout workers have in common: environments, counted steps and reports.
 
     Owns the groups of its splits, which share one `FailureLog`.
+
+    Attributes:
+        report_started: time on the monotonic clock of the last report.
+        num_training_infos: those of `RunControl.num_training_infos` that the environments have got.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class RolloutWorkerBase:
         self._env_steps = 0
         self._trained: list[UpdateMetrics] = []
         self._skipped_steps = self._skipped_steps_reported = 0
-        self._num_training_infos = 0
+        self.num_training_infos = 0
 
     def note_training(self, metrics: UpdateMetrics | None, skipped_steps: int) -> None:
         """Adds training metrics to the next report, for workers that train.
@@ -76,11 +80,10 @@ class RolloutWorkerBase:
         self._skipped_steps = skipped_steps
 
     def take_training_info(self) -> None:
-        """Passes what the runner has sent since the last call on to the environments."""
-        if self._control.num_training_infos != self._num_training_infos:
-            self._num_training_infos, info = self._control.read_training_info()
-            for group in self._groups:
-                group.set_training_info(info)
+        """Passes what the runner has sent last on to the environments."""
+        self.num_training_infos, info = self._control.read_training_info()
+        for group in self._groups:
+            group.set_training_info(info)
 
     def count_steps(self, num_steps: int) -> None:
         """Adds environment steps to the next report and to the run's total."""

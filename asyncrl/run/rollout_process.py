@@ -40,7 +40,8 @@ def rollout_main(
             while not control.ended:
                 wait_s = worker.poll()
                 control.count_turn(worker_idx)
-                worker.take_training_info()
+                if control.num_training_infos != worker.num_training_infos:
+                    worker.take_training_info()
                 if wait_s > 0.0:
                     waker.wait(wait_s)
                     worker.phases.charge(worker.waiting_for)

@@ -120,7 +120,8 @@ def _run_serial_part(
                     exchange.poll()
                 try:
                     for worker in workers:
-                        worker.take_training_info()
+                        if control.num_training_infos != worker.num_training_infos:
+                            worker.take_training_info()
                         worker.poll()
                         if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
                             send(worker.report())
