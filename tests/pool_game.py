@@ -42,6 +42,7 @@ class TestPool:
         self.writers = {split: self._writer(split) for split in workers}
         self.to_pool: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_learner: deque[SentRows] = deque()
+        self.num_arrived = 0  # environment steps
 
     def _writer(self, split: int) -> TaggedWriter:
         writer = TaggedWriter(self.stripes, split, seed=split + 100 * self._life)
@@ -73,7 +74,9 @@ class TestPool:
         while self.to_pool:
             self.sender.grant(*self.to_pool.popleft())
         while self.to_learner:
+            before = self._game.stripes.total_env_steps()
             self.receiver.write(self.to_learner.popleft(), 0.0)
+            self.num_arrived += self._game.stripes.total_env_steps() - before
         if grants := self.receiver.take_grants():
             self.to_pool.append((1, grants))
         self._send()
@@ -104,7 +107,9 @@ class Game:
         self.arena, self.stripes = new_replay(num_splits, num_envs, num_rows)
         self.limits = ReplayLimits(self.arena)
         plan = ReplayPlan(1000, warmup, ratio, tolerance)
-        self.limiter = RemoteReplayLimiter(self.limits, plan, self.stripes, is_async, target, num_local, rows_in_flight)
+        self.now = 0.0
+        common = (self.limits, plan, self.stripes, is_async, target, num_local, rows_in_flight)
+        self.limiter = RemoteReplayLimiter(*common, clock=lambda: self.now)
         self.local = [TaggedWriter(self.stripes, split, seed=split) for split in range(num_local)]
         self.num_made = self.num_lives = 0
         self.pools: list[TestPool] = []
@@ -122,9 +127,8 @@ class Game:
     def kill_pool(self, number: int) -> int:
         """A pool dies with all that is under way; returns the steps that are lost with it."""
         dead = self.pools[number]
-        stored = sum(dead.receiver._env_steps.values())
         self.pools[number] = self._pool(dead.workers, is_restarted=True)
-        return dead.stripes.total_env_steps() - stored
+        return dead.stripes.total_env_steps() - dead.num_arrived
 
     def kill_worker(self, chance: random.Random) -> None:
         self.num_lives += 1

@@ -27,7 +27,7 @@ _X_LABELS: dict[XAxis, str] = {
     "per_worker_steps": "environment steps of each worker",
     "per_rank_steps": "environment steps of each rank",
     "total_steps": "environment steps of all workers",
-    "processor_time": "processor time of all processes",
+    "processor_time": "processor time of rollout, inference and learner processes",
     "wall_time": "time since the start",
 }
 _Y_LABELS: dict[Metric, str] = {

@@ -280,7 +280,7 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     """Returns a run's returns over an axis.
 
     The time of an evaluation is the time at which its policy had trained for its steps, interpolated between records.
-    Processor time is that of all processes and ranks.
+    Processor time is that of rollout, inference and learner processes of all ranks.
 
     Raises:
         UsageError: the run has no such returns, or its number of workers or its times are unknown.

@@ -88,8 +88,9 @@ class Options(BaseModel):
     x: XAxis = option(
         "total_steps",
         "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided by the number of "
-        "workers or ranks; in a trial those that each worker has made), processor_time or wall_time, since the "
-        "start; processor time is of all processes. compare has no default; trial has total_steps, and takes no times",
+        "workers or ranks; in a trial those that each worker has made), processor_time (of rollout, inference and "
+        "learner processes) or wall_time, since the start. compare has no default; trial has total_steps, and takes no "
+        "times",
         f"{', '.join(_AXES[:-1])} or {_AXES[-1]}",
     )
     metric: Metric = option("train", "train or eval: returns of training or of evaluations [default train]")

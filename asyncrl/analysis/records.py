@@ -231,12 +231,13 @@ def _curve(records: Sequence[Record], name: str, steps: str = STEPS, parts: int 
 
 def _processor_time(records: Sequence[Record]) -> Curve:
     """Seconds of processor time of one rank over seconds since the command, which records hold as cores in use."""
-    points, cpu_s, before_s = [], 0.0, 0.0
+    points, cpu_s, before_s, most_s = [], 0.0, 0.0, 0.0
     for record in records:
         if _is_number(record.get(CORES)) and _is_number(record.get(ELAPSED)):
             cpu_s += record[CORES] * max(0.0, record[ELAPSED] - before_s)
-            before_s = max(before_s, record[ELAPSED])
-            points.append((before_s, cpu_s))
+            # A resumed run goes on at the time of its checkpoint, which is before the last record.
+            before_s, most_s = record[ELAPSED], max(most_s, record[ELAPSED])
+            points.append((most_s, cpu_s))
     return make_curve(points)
 
 

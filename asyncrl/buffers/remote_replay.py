@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
+import time
+from collections.abc import Callable
 
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.config.plan import ReplayPlan
+
+LOST_AFTER_S = 60.0
+"""Rows that a split was given this long ago, without one that has arrived since, do not hold back the others."""
 
 
 class RemoteReplayLimiter(ReplayLimiter):
@@ -21,6 +26,9 @@ class RemoteReplayLimiter(ReplayLimiter):
     While updates are due, which means that workers wait for the learner, a remote split that has more rows than all
     local splits gets none, so local workers get their share.
 
+    Rows that do not arrive for `LOST_AFTER_S`, because their pool is gone, are not counted any more: the others finish
+    the run. If they arrive later, the run is longer by these rows.
+
     In sync mode every split, local or remote, makes one row in each round, as without other machines.
     """
 
@@ -33,6 +41,7 @@ class RemoteReplayLimiter(ReplayLimiter):
         most_env_steps: int,
         num_local_splits: int,
         rows_in_flight: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The splits from number `num_local_splits` on are remote; other arguments are those of `ReplayLimiter`."""
         super().__init__(limits, replay, stripes, is_async, most_env_steps)
@@ -40,19 +49,26 @@ class RemoteReplayLimiter(ReplayLimiter):
         self._rows_in_flight = rows_in_flight
         self._slack += math.ceil(self._ratio * rows_in_flight * len(self._remote) * stripes.num_envs)
         self._given = {split: self._first_rows[split] for split in self._remote}
+        self._clock = clock
+        self._arrived = {split: (self._first_rows[split], clock()) for split in self._remote}  # rows, and since when
 
     def release(self) -> bool:
         """See `ReplayLimiter`."""
         if not self._is_async:
             return super().release()
-        stripes, num_envs, given = self._stripes, self._stripes.num_envs, self._given
+        stripes, num_envs, given, now = self._stripes, self._stripes.num_envs, self._given, self._clock()
         # Rows are read before steps: one that arrives in between is counted twice, so the limit is kept.
-        in_flight = {}
+        in_flight, num_in_flight = {}, 0
         for split in self._remote:
             num_rows = stripes.num_rows[split]
             given[split] = max(given[split], num_rows)  # a row that closes episodes is not given
             in_flight[split] = given[split] - num_rows
-        num_in_flight = sum(in_flight.values())
+            arrived, since = self._arrived[split]
+            if num_rows != arrived or in_flight[split] == 0:
+                self._arrived[split] = num_rows, now
+                since = now
+            if now - since < LOST_AFTER_S:
+                num_in_flight += in_flight[split]
         limit = self._start + math.floor((self.num_updates + self._slack) / self._ratio)
         limit = min(limit, self._most_env_steps)
         room = limit - stripes.total_env_steps() - num_envs * num_in_flight

@@ -189,14 +189,6 @@ class ReplayStripes:
         """Makes `num_rows` the number of the first row of an empty stripe, before its worker starts."""
         self.num_rows[split_idx] = num_rows
 
-    def env_steps_of(self, split_idx: int) -> int:
-        """Environment steps of a stripe's complete rows."""
-        return int(self._env_steps[split_idx])
-
-    def count_steps(self, split_idx: int, num_steps: int) -> None:
-        """Adds environment steps of rows that were published without them (who writes rows of another machine)."""
-        self._env_steps[split_idx] += num_steps
-
     def obs_at(self, place: tuple[int, int]) -> Any:
         """Returns the observations `[E, D]` of a (split, row), as a view."""
         return self.obs[place[0], place[1] % self.capacity]
@@ -428,7 +420,8 @@ class ReplayLimiter:
         if self._is_async:
             limit = self._start + math.floor((self.num_updates + self._slack) / self._ratio)
             return self._limits.set(None, min(limit, self._most_env_steps))
-        if self._is_round_over and self.due == 0:
+        is_over = self._stripes.total_env_steps() >= self._most_env_steps
+        if self._is_round_over and self.due == 0 and not is_over:
             self._round += 1
         return self._limits.set([first + self._round for first in self._first_rows], self._most_env_steps)
 

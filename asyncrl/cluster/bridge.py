@@ -65,8 +65,9 @@ class ClockOffset:
     def note(self, asked_at: float, pool_time: float, answered_at: float) -> None:
         """Takes the times of a call and of its answer here, and the pool's time in between."""
         if answered_at >= self._ends_at:
-            self._ends_at = answered_at + CLOCK_S
-            self._before, self._now = self._now, (math.inf, 0.0)
+            is_recent = answered_at < self._ends_at + CLOCK_S
+            self._before = self._now if is_recent else (math.inf, 0.0)
+            self._ends_at, self._now = answered_at + CLOCK_S, (math.inf, 0.0)
         self._now = min(self._now, (answered_at - asked_at, pool_time - (asked_at + answered_at) / 2.0))
         self.offset_s = min(self._before, self._now)[1]
 

@@ -137,7 +137,8 @@ class RayConnection:
         has_not_started |= isinstance(error, RayActorError) and error.actor_init_failed
         if has_not_started:
             return RunFailed(f"its actor cannot be started: {_line_of(error, -1)}", str(error), is_final=True)
-        return RunFailed(f"its actor has ended: {_line_of(error, 0)}", is_death=True)
+        outcome = "has ended" if isinstance(error, RayActorError) else "has failed"
+        return RunFailed(f"its actor {outcome}: {_line_of(error, 0)}", is_death=True)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the cluster may have ended

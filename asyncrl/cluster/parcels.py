@@ -49,13 +49,11 @@ class SentRows:
         content: their bytes, [rows, bytes of a row], as `RowCodec` packs them.
         first_obs: observations [bytes] of rows whose environments were reset before them, by position in `rows`;
             those of all other rows travel with the row before.
-        env_steps: environment steps that splits have made in this pool, for those whose number has changed.
     """
 
     rows: Sequence[tuple[int, int]]
     content: Bytes
     first_obs: Mapping[int, Bytes]
-    env_steps: Mapping[int, int]
 
     @property
     def num_bytes(self) -> int:

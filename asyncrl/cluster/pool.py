@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import platform
 import queue
+import socket
 import sys
 import threading
 import time
@@ -33,6 +35,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.parcels import Parcel, SentRows, SentSlots
 from asyncrl.cluster.sent_rows import RowSender
 from asyncrl.cluster.sent_slots import SlotSender
+from asyncrl.config.machine import keeps_store_order
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -79,7 +82,14 @@ class Pool:
     """The actor. Its methods may be called at the same time by several threads."""
 
     def __init__(self, start: PoolStart) -> None:
-        """Starts the workers."""
+        """Starts the workers.
+
+        Raises:
+            RunFailed: the processor of this machine does not keep the order of stores.
+        """
+        if not keeps_store_order():
+            text = f"a pool needs an x86-64 processor, and that of {socket.gethostname()} is {platform.machine()}"
+            raise RunFailed(text, is_final=True)
         arena, self._workers = Arena.create(start.arena), start.workers
         setup = RunSetup(start.config, start.plan, start.spec, arena, Path(), None, start.seed_steps, start.rank)
         self._control = setup.control

@@ -120,7 +120,6 @@ class RowReceiver:
             for split_idx in self._splits:
                 self._stripes.close_episodes(split_idx)
         self._granted = dict(self.num_rows)
-        self._env_steps = dict.fromkeys(self._splits, 0)
 
     @property
     def num_rows(self) -> dict[int, int]:
@@ -155,10 +154,8 @@ class RowReceiver:
             if (first_obs := cargo.first_obs.get(position)) is not None:
                 self._codec.unpack_obs(first_obs, split_idx, row)
             self._codec.unpack(content, split_idx, row)
-            stripes.publish(split_idx, 0)
-        for split_idx, env_steps in cargo.env_steps.items():
-            stripes.count_steps(split_idx, env_steps - self._env_steps[split_idx])
-            self._env_steps[split_idx] = env_steps
+            num_steps = np.count_nonzero(stripes.valid[split_idx, row % stripes.capacity])
+            stripes.publish(split_idx, int(num_steps))
 
 
 class RowSender:
@@ -189,7 +186,6 @@ class RowSender:
             self._stripes.begin_at(split_idx, count)
         self._splits = deque(num_rows)
         self._sent = dict(num_rows)
-        self._env_steps = dict.fromkeys(num_rows, 0)
         self._last_obs: dict[int, Bytes] = {}
         self._most = max(1, PARCEL_BYTES // self._codec.row_bytes)
         self._publication = 0
@@ -230,13 +226,10 @@ class RowSender:
     def _take_now(self) -> SentRows | None:
         rows: list[tuple[int, int]] = []
         first_obs: dict[int, Bytes] = {}
-        env_steps: dict[int, int] = {}
         self._splits.rotate(-1)  # a full parcel begins with another split each time
         for split_idx in self._splits:
-            # Steps are read before the rows, and sent with the last of them: rows that are counted have arrived.
-            steps, first = self._stripes.env_steps_of(split_idx), self._sent[split_idx]
-            num_rows = self._stripes.num_rows[split_idx]
-            stop = min(num_rows, first + self._most - len(rows))
+            first = self._sent[split_idx]
+            stop = min(self._stripes.num_rows[split_idx], first + self._most - len(rows))
             if stop > first:
                 obs, last_obs = self._codec.pack_obs(split_idx, first), self._last_obs.get(split_idx)
                 if last_obs is None or not np.array_equal(obs, last_obs):
@@ -244,12 +237,10 @@ class RowSender:
                 rows += [(split_idx, row) for row in range(first, stop)]
                 self._last_obs[split_idx] = self._codec.pack_obs(split_idx, stop)
                 self._sent[split_idx] = stop
-            if stop == num_rows and steps > self._env_steps[split_idx]:
-                env_steps[split_idx] = self._env_steps[split_idx] = steps
-        if not rows and not env_steps:
+        if not rows:
             return None
         content = self._codec.pack(rows)
         for split_idx, row in rows:
             if max(0, row - 1) < self._stripes.first_whole_row(split_idx):
                 raise RuntimeError(f"row {row} of split {split_idx} was overwritten before it was sent")
-        return SentRows(rows, content, first_obs, env_steps)
+        return SentRows(rows, content, first_obs)

@@ -165,6 +165,10 @@ class Traffic:
                 hosts = self.hosts_needed(network.wanted_steps_per_s, speed, round_trip_s)
                 pools = f"{hosts} pools of {self.workers_per_host} workers"
                 lines.append(f"{network.wanted_steps_per_s:,.0f} steps/s need {pools}")
+                if network.bandwidth_mbit is not None:
+                    most = self.most_steps_per_s(network.bandwidth_mbit)[0]
+                    if most < network.wanted_steps_per_s:
+                        lines[-1] += f", but {network.bandwidth_mbit:g} Mbit/s carry only {most:,.0f}"
         return lines
 
     def _describe_speed(self, speed: float, round_trip_s: float, bandwidth_mbit: float | None) -> list[str]:

@@ -50,8 +50,13 @@ class Machine:
             available_cores(),
             torch_has_cuda,
             _num_cuda_devices() if torch_has_cuda else 0,
-            keeps_store_order=platform.machine().lower() in _KEEP_STORE_ORDER,
+            keeps_store_order=keeps_store_order(),
         )
+
+
+def keeps_store_order() -> bool:
+    """Whether another core sees stores and loads in the order of the program, as on x86-64."""
+    return platform.machine().lower() in _KEEP_STORE_ORDER
 
 
 def available_cores() -> int:

@@ -12,6 +12,9 @@ from torch import Tensor
 from asyncrl.algorithms.losses import Samples
 from asyncrl.learner.update_runner import Figures, UpdateRunner
 
+_MOST_PADDING = 8
+"""With more pieces for each sequence the step is made without a graph, on packed sequences: padding would cost more."""
+
 
 class _Size(NamedTuple):
     """Of a minibatch: its samples, and the room for pieces of sequences in its graph, 0 without sequences."""
@@ -31,7 +34,7 @@ class GraphedStep:
     """
 
     def __init__(
-        self, take_step: Callable[[Samples, Tensor, int], tuple[Tensor, Tensor]], device: torch.device
+        self, take_step: Callable[[Samples, Tensor, int], tuple[Tensor, Tensor]], device: torch.device, num_ranks: int
     ) -> None:
         """Captures nothing yet.
 
@@ -39,13 +42,14 @@ class GraphedStep:
             take_step: from a minibatch, the learning rate and the room for pieces to figures and log-ratios, which are
                 those of the samples first.
             device: where minibatches are.
+            num_ranks: learners that train together.
         """
         self._take_step = take_step
         self._rate = torch.zeros((), device=device)
         self._fields: tuple[str, ...] = ()
         self._largest = 0
         self._sizes: deque[_Size] = deque()
-        self.runner = UpdateRunner(self._update, device)
+        self.runner = UpdateRunner(self._update, device, num_ranks)
 
     def start_pass(self, minibatches: Sequence[Samples], largest: int) -> None:
         """Takes the sizes of the minibatches of a pass, for each of which a call follows.
@@ -71,6 +75,8 @@ class GraphedStep:
         """Takes a step on the next minibatch of the pass; returns figures and the log-ratios of its samples."""
         num_samples, num_pieces = self._sizes.popleft()
         self._rate.fill_(learning_rate)
+        if num_pieces > _MOST_PADDING * self._largest:
+            return self._take_step(batch, self._rate, 0)
         if self.runner.makes_graphs:
             batch = batch.filled_up(self._largest)
         else:

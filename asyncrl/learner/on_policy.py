@@ -179,7 +179,7 @@ class OnPolicyLearner:
         config, model, device = self._config, self.model, self.device
         self._loss, self._loss_config = imported(self._algorithm.loss), config
         if self._has_graphs:
-            self._take_step = self._graphed_step = GraphedStep(self._step_by_autograd, device)
+            self._take_step = self._graphed_step = GraphedStep(self._step_by_autograd, device, self.ranks.num_ranks)
         elif ArrayUpdate.fits(model, config, device):
             self._array_update = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
             self._take_step = self._array_update
@@ -296,7 +296,9 @@ class OnPolicyLearner:
             log_ratio = torch.cat([step.log_ratio for step in with_samples])
             sizes = [len(step.log_ratio) for step in with_samples]
             kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
-            kl, num_samples = kls.mean(), len(log_ratio)
+            figures = torch.stack([step.figures for step in with_samples])[:, (LOSS, GRAD_NORM)]
+            taken = torch.isfinite(figures.sum(1))
+            kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
         if self.ranks.num_ranks > 1:
             self.ranks.average([kl], num_samples)
         return not float(kl) <= target_kl  # NaN ends the passes too

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms import sac, td3
+from asyncrl.config.errors import UsageError
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.sac import SacLearner, expected
 from asyncrl.learner.sequence_sampler import Sequences
@@ -22,6 +23,19 @@ from asyncrl.learner.td3 import Td3Learner
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.sac import SacActor, TwinCritic
+
+_NO_GRAPHS = "Updates of a recurrent policy from a replay run without --compile=cuda_graph."
+
+
+def _require_core(critic: TwinCritic) -> None:
+    """Refuses critics of a user that the learners here would not call as their author expects."""
+    own = type(critic)
+    if critic.core is None:
+        raise UsageError(f"--use_rnn=True: the critics {own.__name__} have no recurrent core.")
+    if own.values is not TwinCritic.values and own.combine is TwinCritic.combine:
+        raise UsageError(
+            f"--use_rnn=True: the critics {own.__name__} override values, but unroll and combine are read."
+        )
 
 
 class _Rows:
@@ -75,7 +89,9 @@ class RecurrentSacLearner(SacLearner):
     def __init__(self, *args: Any) -> None:
         """Takes the arguments of `SacLearner`; actor and critics are recurrent."""
         super().__init__(*args)
-        self._graphs = None  # the host reads where episodes end
+        _require_core(self.critic)
+        if self._graphs is not None:
+            self._graphs, self.notice = None, _NO_GRAPHS
 
     def _inputs_of(self, batch: Any, trains_actor: bool) -> Sequence[Tensor]:
         """The batch, and noise for actions at next observations, and at the first ones if the policy is trained."""
@@ -131,7 +147,9 @@ class RecurrentTd3Learner(Td3Learner):
     def __init__(self, *args: Any) -> None:
         """Takes the arguments of `Td3Learner`; actor and critics are recurrent."""
         super().__init__(*args)
-        self._graphs = None  # the host reads where episodes end
+        _require_core(self.critic)
+        if self._graphs is not None:
+            self._graphs, self.notice = None, _NO_GRAPHS
 
     def _inputs_of(self, batch: Any, trains_actor: bool) -> Sequence[Tensor]:
         own, shape = self.model.statistics, (batch.reward.numel(), self.model.distribution.num_actions)

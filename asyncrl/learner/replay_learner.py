@@ -107,8 +107,9 @@ class TrainedNetwork:
         self._unit_layers = [layer for layer in module.modules() if isinstance(layer, UnitLinear)]
         self._renorms = [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
         self._weight_decay = config.weight_decay
-        statistics = {id(each) for layer in self._renorms for each in layer.statistics}
-        self._decayed = [each.data for each in module.parameters() if self._weight_decay and id(each) not in statistics]
+        kept = {id(each) for layer in self._renorms for each in layer.statistics}
+        kept.add(id(getattr(module, "log_std", None)))  # deviations of noise matrices are no weights
+        self._decayed = [each.data for each in module.parameters() if self._weight_decay and id(each) not in kept]
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._gradients = list(gradients)
@@ -276,7 +277,7 @@ class ReplayLearner:
             for name, part in trained.items()
         }
         if self._storage.is_capturable and makes_graphs(self._config.compile, self.device, self.ranks.num_ranks):
-            self._graphs = UpdateRunner(update, self.device)
+            self._graphs = UpdateRunner(update, self.device, self.ranks.num_ranks)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next update on; a captured graph contains the old ones."""
@@ -285,7 +286,7 @@ class ReplayLearner:
         for part in self._trained.values():
             part.network.max_grad_norm = self._config.max_grad_norm
         if self._graphs is not None:
-            self._graphs = UpdateRunner(self._update, self.device)
+            self._graphs = UpdateRunner(self._update, self.device, self.ranks.num_ranks)
 
     @property
     def block_size(self) -> int:

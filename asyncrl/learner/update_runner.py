@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
+from asyncrl.runtime.processes import RunFailed
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ Graphs = dict[Kind, tuple[list[Tensor], GraphedFunction[Figures]]]
 """For updates of each kind the tensors that the graph reads, and the graph."""
 
 
-def makes_graphs(compile: Compile, device: torch.device, num_ranks: int) -> bool:
+def makes_graphs(compile: Compile, device: torch.device, num_ranks: int = 1) -> bool:
     """Whether updates run as CUDA graphs: with auto on a CUDA device, if the learner trains alone."""
     return compile == "cuda_graph" or (compile == "auto" and device.type == "cuda" and num_ranks == 1)
 
@@ -42,9 +43,10 @@ def makes_graphs(compile: Compile, device: torch.device, num_ranks: int) -> bool
 class UpdateRunner(Generic[Kind]):
     """Runs updates as CUDA graphs, one for each kind of update."""
 
-    def __init__(self, update: Update[Kind], device: torch.device) -> None:
-        """Captures nothing yet; the update's tensors are on `device`."""
+    def __init__(self, update: Update[Kind], device: torch.device, num_ranks: int = 1) -> None:
+        """Captures nothing yet; the update's tensors are on `device`. Of several ranks none goes on after a failure."""
         self._update = update
+        self._has_ranks = num_ranks > 1
         self._device = device
         self._graphs: Graphs[Kind] | None = {}  # None after a failure
         self._notice: str | None = None
@@ -59,7 +61,11 @@ class UpdateRunner(Generic[Kind]):
             return self._update(inputs, kind)
         try:
             return self._replay(self._graphs, inputs, kind)
+        except RunFailed:
+            raise
         except Exception as error:
+            if self._has_ranks:  # an update that is made again would exchange gradients again
+                raise
             # Capturing fails before anything is computed, so the update is made now.
             self._notice = f"Updates run without --compile=cuda_graph, which failed: {short_reason(error)}"
             log.warning("--compile=cuda_graph failed", exc_info=True)

@@ -101,7 +101,7 @@ class ActingPolicy:
 
     def _act_uniformly(self, uniform: Act) -> Act:
         """A function that draws actions uniformly, with the states of the policy."""
-        return lambda obs, state: self._act(obs, state)._replace(action=uniform(obs, state).action)
+        return lambda obs, state: uniform(obs, state)._replace(rnn_state=self._act(obs, state).rnn_state)
 
     def refresh(self) -> bool:
         """Takes the newest weights; returns whether there were newer ones.

@@ -32,14 +32,21 @@ def unroll_after(encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins:
     """
     num_columns = begins.shape[1]
     if not torch.is_grad_enabled():
-        features = core.unroll(encoder(inputs).unflatten(0, begins.shape), state, begins)
-        return features[burn_in:].flatten(0, 1)  # type: ignore[no-any-return]
+        features = _unrolled(core, encoder(inputs).unflatten(0, begins.shape), state, begins)
+        return features[burn_in:].flatten(0, 1)
     if burn_in > 0:
         with torch.no_grad():
             first = encoder(inputs.slice(0, burn_in * num_columns)).unflatten(0, (burn_in, num_columns))
             state = _state_after(core, first, state, begins)
     features = encoder(inputs.slice(burn_in * num_columns)).unflatten(0, (-1, num_columns))
-    return core.unroll(features, state, begins[burn_in:]).flatten(0, 1)  # type: ignore[no-any-return]
+    return _unrolled(core, features, state, begins[burn_in:]).flatten(0, 1)
+
+
+def _unrolled(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+    """`core.unroll` in the precision of `state`, as in rollouts."""
+    with torch.autocast(features.device.type, enabled=False):
+        unrolled: Tensor = core.unroll(features.to(state), state, begins)
+    return unrolled
 
 
 def _state_after(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:

@@ -137,7 +137,8 @@ class StateDependentSacActor(SacActor):
     def runs_in_arrays(self) -> bool:
         """Whether `ArrayPolicy` can act with it."""
         encoder = self.encoder
-        is_known = isinstance(encoder, ObservationEncoder | PartialEncoder) and encoder.perceptron is not None
+        is_plain = isinstance(encoder, ObservationEncoder | PartialEncoder) and encoder.perceptron is not None
+        is_known = is_plain and type(encoder) in (ObservationEncoder, PartialEncoder)  # a subclass may compute more
         return type(self) is StateDependentSacActor and is_known
 
     def forward(self, floats: Tensor, pixels: Tensor | None = None) -> Tensor:

@@ -97,7 +97,7 @@ def work(setup: RunSetup, worker_idx: int, server: Waker) -> None:
     worker = build_hogwild_worker(setup, setup.plan.hogwild, worker_idx, server)
     while not setup.control.ended:
         worker.poll()
-        if worker.report_age_s > REPORT_EVERY_S:
+        if time.monotonic() - worker.report_started > REPORT_EVERY_S:
             worker.report()
     worker.close()
 

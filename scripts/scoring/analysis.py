@@ -30,6 +30,9 @@ The seeds of one commit differ by more than a tenth on most tasks: Hopper after 
 seeds. Medians of three seeds failed the gate where learning was the same to the bit.
 """
 
+GATE_SEEDS = 6
+"""With fewer, only scores that are all worse than all stored ones would differ more than by chance."""
+
 _PERMUTATIONS = 20_000
 
 
@@ -167,8 +170,9 @@ def regressions(tasks: Sequence[Task], stored: dict[str, dict[str, Any]], now: d
             )
             continue
         old, new = list(before["scores"].values()), list(after["scores"].values())
-        if 1 / math.comb(len(old) + len(new), len(new)) > GATE_CHANCE:
-            found.append(f"{task.env}: {len(old)} and {len(new)} seeds are too few to tell a loss from chance.")
+        if min(len(old), len(new)) < GATE_SEEDS:
+            counts = f"the stored outcome has {len(old)} seeds and these results have {len(new)}"
+            found.append(f"{task.env}: {counts}, too few to tell a loss from chance: at least {GATE_SEEDS} are needed.")
             continue
         share = task.normalized(statistics.fmean(old))
         needed, mean = task.denormalized(GATE_SHARE * share), statistics.fmean(new)

@@ -270,6 +270,24 @@ def test_a_model_without_a_core_is_refused() -> None:
         Plain(BOX, TrainConfig(algo="sac", use_rnn=True))
 
 
+def test_critics_that_would_not_be_called_are_refused() -> None:
+    class Plain(TwinCritic):
+        def values(self, inputs: Inputs, action: torch.Tensor) -> torch.Tensor:
+            return super().values(inputs, action)
+
+    class Actor(SacActor):
+        def make_critic(self, spec: EnvSpec, config: TrainConfig) -> TwinCritic:
+            return self.make(spec, config)
+
+    for settings, words in (({}, "override values"), ({"use_rnn": False}, "have no recurrent core")):
+        Actor.make = staticmethod(  # type: ignore[attr-defined]
+            lambda spec, config, settings=settings: Plain(spec, config.model_copy(update=settings))
+        )
+        config = TrainConfig(algo="sac", use_rnn=True, rnn_size=4, encoder_mlp_layers=[8])
+        with pytest.raises(UsageError, match=words):
+            RecurrentSacLearner(Actor(BOX, config), config, BOX, torch.device("cpu"))
+
+
 def test_actor_and_critics_have_cores_of_their_own() -> None:
     learner = make()
     assert isinstance(learner.critic, TwinCritic)

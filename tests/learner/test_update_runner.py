@@ -10,7 +10,9 @@ import torch
 from graph_stand_ins import PlainCall
 from torch import Tensor
 
+from asyncrl.algorithms.losses import Samples
 from asyncrl.learner import update_runner
+from asyncrl.learner.graphed_step import GraphedStep
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.cuda_graph import Compile
 
@@ -67,6 +69,34 @@ def test_a_graph_that_fails_gives_way_to_plain_updates_and_says_so_once(
     assert notice is not None
     assert "--compile=cuda_graph" in notice and reason in notice and "\n" not in notice and "Set A" not in notice
     assert runner.take_notice() is None
+
+
+def test_ranks_do_not_make_an_update_again_whose_graph_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_runner, "GraphedFunction", fail_to_capture(RuntimeError("no memory left")))
+    update = CountingUpdate()
+    with pytest.raises(RuntimeError, match="no memory left"):
+        UpdateRunner(update, CPU, num_ranks=2)(INPUTS, True)
+    assert update.count == 0
+
+
+def test_sequences_of_many_short_episodes_are_not_padded() -> None:
+    calls = []
+
+    def take_step(batch: Samples, rate: Tensor, num_pieces: int) -> tuple[Tensor, Tensor]:
+        calls.append((len(batch.log_prob), num_pieces))
+        return torch.zeros(1), batch.log_prob.flatten()
+
+    rows = torch.zeros(2, 20)
+    for is_short, size in ((False, 4), (True, 2)):
+        begins = torch.full((2, 20), is_short)
+        fields = dict.fromkeys(("action", "action_parameters", "log_prob", "advantage"), rows)
+        fields |= {"floats": rows, "normalized_return": rows, "normalized_value": rows}
+        batch = Samples(**fields, begins=begins, valid=torch.ones(2, 20, dtype=torch.bool), rnn_state=torch.zeros(2, 3))
+        step = GraphedStep(take_step, CPU, num_ranks=1)
+        step.start_pass([batch], largest=4)
+        calls.clear()
+        step(batch, 0.1)
+        assert calls == [(size, 0 if is_short else 4)], "a graph has room for four sequences"
 
 
 def test_what_the_plain_update_raises_is_no_matter_of_compiling() -> None:
