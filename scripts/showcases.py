@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,6 +50,7 @@ SB3_A2C = {
     "frame_stack": 4,
     "ent_coef": 0.01,
     "vf_coef": 0.25,
+    "policy_kwargs": {"optimizer_class": "RMSpropTFLike", "optimizer_kwargs": {"eps": 1e-5}},
 }
 """rl-baselines3-zoo's settings of A2C for Atari games; the others are Stable-Baselines3's defaults."""
 
@@ -99,7 +99,7 @@ class Showcase:
         self._folder: Path = options.work_dir.resolve() / name
         self._work_dir: Path = options.work_dir.resolve()
         self._stretch_s, self._seed = 60.0 * options.stretch_minutes, options.seed
-        self._num_stretches = math.ceil(options.minutes / options.stretch_minutes)
+        self._all_s = 60.0 * options.minutes
         self._folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -111,43 +111,44 @@ class Showcase:
         return [entry["stretch_s"] for entry in read_json_lines(self._notes) if entry["system"] == system.name]
 
     def make(self) -> bool:
-        """Trains all stretches that are missing; returns whether none failed."""
-        failed: set[str] = set()
-        for idx in range(self._num_stretches):
-            for system in self.systems:
-                done = self.stretches_of(system)
-                if len(done) > idx or system.name in failed:
-                    continue
-                print(f"{system.name}: stretch {idx + 1} of {self._num_stretches}", flush=True)
-                try:
-                    self._train(system, done)
-                except TaskFailed as error:
-                    print(f"{system.name}: {error}", file=sys.stderr)
-                    failed.add(system.name)
-                    continue
-                append_json_line(self._notes, {"system": system.name, "stretch_s": self._stretch_s})
-        return not failed
+        """Trains what is missing, the system that has trained least first; returns whether none failed."""
+        waiting = list(self.systems)
+        while waiting:
+            system = min(waiting, key=lambda each: sum(self.stretches_of(each)))
+            done = self.stretches_of(system)
+            stretch_s = min(self._stretch_s, self._all_s - sum(done))
+            if stretch_s <= 0.0:
+                break
+            print(f"{system.name}: minutes {sum(done) / 60:g} to {(sum(done) + stretch_s) / 60:g}", flush=True)
+            try:
+                self._train(system, done, stretch_s)
+            except TaskFailed as error:
+                print(f"{system.name}: {error}", file=sys.stderr)
+                waiting.remove(system)
+                continue
+            append_json_line(self._notes, {"system": system.name, "stretch_s": stretch_s})
+        return len(waiting) == len(self.systems)
 
-    def _train(self, system: System, done: Sequence[float]) -> None:
+    def _train(self, system: System, done: Sequence[float], stretch_s: float) -> None:
         train = self._asyncrl_command if system.flags else self._peer_command
         log = self._folder / f"{system.name}.log"
-        finished = run_watched(train(system, done), log, self._stretch_s + START_AND_END_S)
+        finished = run_watched(train(system, done, stretch_s), log, stretch_s + START_AND_END_S)
         if finished.exit_code != 0:
             raise TaskFailed(f"exit code {finished.exit_code} (output: {log})")
 
-    def _asyncrl_command(self, system: System, done: Sequence[float]) -> list[str]:
+    def _asyncrl_command(self, system: System, done: Sequence[float], stretch_s: float) -> list[str]:
         """`train_for_seconds` counts all stretches, so one that was stopped goes on to its end."""
-        seconds = f"--train_for_seconds={sum(done) + self._stretch_s:g}"
+        seconds = f"--train_for_seconds={sum(done) + stretch_s:g}"
         place = (f"--train_dir={self._folder}", f"--experiment={system.name}", f"--seed={self._seed}")
         return train_command((*system.flags, *place, *ENDLESS, seconds, "--quiet"))
 
-    def _peer_command(self, system: System, done: Sequence[float]) -> list[str]:
+    def _peer_command(self, system: System, done: Sequence[float], stretch_s: float) -> list[str]:
         """Each stretch has a folder, and begins with the policy that the one before has saved."""
         options: dict[str, Any] = {
             "env": PONG,
             "env_steps": 1_000_000_000,
-            "seed": self._seed,
-            "limit_s": self._stretch_s,
+            "seed": self._seed + len(done),  # random numbers of another stretch
+            "limit_s": stretch_s,
             "step_marks": [],
             "time_marks_s": [],
             "settings": SB3_A2C,

@@ -81,7 +81,7 @@ class Traffic:
             num_grants = plan.remote_slots_in_flight if is_late else 1
         else:
             publications = versions = plan.replay.updates_per_env_step
-            granted, num_grants = plan.num_envs_per_worker, plan.remote_rows_in_flight
+            granted, num_grants = plan.num_envs_per_worker, plan.remote_rows_in_flight if is_late else 1
         return cls(
             num_hosts=plan.num_remote_hosts,
             workers_per_host=plan.num_workers_per_remote_host,
@@ -185,10 +185,15 @@ class Traffic:
         ]
         if round_trip_s > 0.0:
             share, needed = self.share_of_speed(speed, round_trip_s), self.grants_needed(speed, round_trip_s)
+            reached = (
+                f"a round trip of {1e3 * round_trip_s:g} ms lets remote workers reach {100 * share:.0f} % of their"
+            )
+            if self.versions_per_step == 0.0:
+                return [*lines, f"{reached} speed in sync mode, which waits for it; async hides it"]
             lag = self.added_lag(total, round_trip_s)
             lines.append(
-                f"a round trip of {1e3 * round_trip_s:g} ms adds {lag:,.3g} versions to the lag; remote workers reach "
-                f"{100 * share:.0f} % of their speed with {self.num_grants} in flight, and all of it with {needed}"
+                f"{reached} speed with {self.num_grants} in flight, and all of it with {needed}; it adds {lag:,.3g} "
+                "versions to the lag"
             )
         return lines
 

@@ -21,6 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 
@@ -99,7 +100,7 @@ def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: b
 
 
 def arguments(settings: dict) -> dict:
-    """Returns arguments of an algorithm: {"linear": x} is a schedule from x to 0, activation functions are names."""
+    """Returns arguments of an algorithm: {"linear": x} is a schedule from x to 0; functions and classes are names."""
     found = {}
     for name, value in settings.items():
         if name not in OF_THE_ENVIRONMENT:
@@ -107,6 +108,8 @@ def arguments(settings: dict) -> dict:
     network = dict(found.get("policy_kwargs", {}))
     if "activation_fn" in network:
         network["activation_fn"] = getattr(nn, network["activation_fn"])
+    if network.get("optimizer_class") == "RMSpropTFLike":
+        network["optimizer_class"] = RMSpropTFLike
     return {**found, "policy_kwargs": network or None}
 
 
@@ -138,6 +141,7 @@ def train(folder: Path, options: dict) -> None:
         model = algorithm(policy, envs, device="cpu", seed=options["seed"], **arguments(settings))
     else:
         model = algorithm.load(start_from, envs, device="cpu")
+        model.set_random_seed(options["seed"])
     num_agents = envs.num_envs // settings.get("n_envs", 1)
     curve = Curve(folder, {**options, "num_agents": num_agents})
     model.learn(num_agents * options["env_steps"], callback=curve, reset_num_timesteps=start_from is None)

@@ -161,7 +161,7 @@ def test_slots_are_written_finished_and_announced_in_the_order_of_the_pool(link:
     assert [link.slots.state(slot) for slot in (0, 1)] == [SlotState.READY] * 2
     assert (link.slots.value[0] == 0.0).all() and (link.slots.value[1] == 1.0).all()
     age_s = time.monotonic() - link.slots.chosen_at[1]
-    assert np.abs(age_s - 1.0).max() < 0.5, "times are those of this machine's clock"
+    assert 0.9 < age_s.min() <= age_s.max() < 60.0, "times are those of this machine's clock"
     assert link.reports == ["report 0", "report 1"]
     assert RunControl(link.arena, 2).total_steps == 7, "counts of a worker are its totals"
     assert link.learner.count == 2

@@ -38,6 +38,8 @@ def test_bytes_of_a_step_in_a_replay() -> None:
     assert traffic.step_bytes == 8 + 4 + 4 + 4 + 4 / 2
     assert (traffic.publications_per_step, traffic.versions_per_step) == (0.5, 0.5), "at most one for each update"
     assert (traffic.granted_steps, traffic.num_grants) == (2, 16)
+    sync = planned(algo="sac", async_rl=False, cluster="ray", num_remote_hosts=3, num_envs_per_worker=2)
+    assert Traffic.of(sync, BOX, 1000).num_grants == 1, "each row waits for the updates of the row before"
 
 
 def traffic(**changes: object) -> Traffic:
@@ -92,6 +94,9 @@ def test_what_is_known_of_a_network_is_put_in_words() -> None:
     assert "all workers together make 2,625 steps/s, which the bandwidth limits," in lines[2]
     assert "1 Mbit/s of samples arrive, at most 0.0533 Mbit/s of weights leave" in lines[2]
     assert "at most 1 Mbit/s of weights leave" in traffic(weights_bytes=10**6).describe(Network(1.0, 0.0, 200.0))[2]
-    assert "a round trip of 1500 ms adds 59.1 versions to the lag" in lines[3]
+    assert "it adds 59.1 versions to the lag" in lines[3]
     assert "50 % of their speed with 2 in flight, and all of it with 4" in lines[3]
     assert lines[4] == "1,200 steps/s need 2 pools of 4 workers"
+    assert traffic().describe(Network(1.0, 0.0, 200.0, 9000.0))[3].endswith(", but 1 Mbit/s carry only 2,625")
+    sync = traffic(versions_per_step=0.0, num_grants=1).describe(Network(None, 500.0, 200.0))
+    assert sync[-1].endswith("reach 50 % of their speed in sync mode, which waits for it; async hides it")

@@ -178,6 +178,7 @@ def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayClu
     assert len(restarts(finished)) == 2
 
 
+@pytest.mark.timeout(480)
 def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
     cluster: RayCluster, start: Callable[..., Command], leaves_nothing: None
 ) -> None:

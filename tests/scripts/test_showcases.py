@@ -63,6 +63,8 @@ def test_systems_take_turns_and_each_stretch_continues_the_one_before(tmp_path: 
 
     assert showcase_of(tmp_path, 3.0, "a3c").make()
     assert [flag for flag in commands[-1] if "seconds" in flag] == ["--train_for_seconds=180"]
+    assert showcase_of(tmp_path, 3.5, "a3c").make()
+    assert [flag for flag in commands[-1] if "seconds" in flag] == ["--train_for_seconds=210"], "the rest only"
 
 
 def test_a_stretch_that_was_stopped_is_made_again_to_the_same_end(
