@@ -112,7 +112,11 @@ MISTAKES = [
     ),
     Mistake("train", "--env=CartPole-v1 --num_workers=300", "at most 240 worker processes (limit on file descriptors)"),
     Mistake("train", "--env=CartPole-v1 --algo=dqn --backend=hogwild", "trains PPO, A2C (A3C) and SAC, not DQN."),
-    Mistake("train", "--env=CartPole-v1 --algo=sac --use_rnn", "--use_rnn=True needs trajectories, but --algo=sac"),
+    Mistake(
+        "train",
+        "--env=CartPole-v1 --algo=dqn --use_rnn",
+        "--use_rnn=True needs trajectories, SAC or TD3, but --algo=dqn",
+    ),
     Mistake("train", "--env=CartPole-v1 --squash_actions", "needs continuous actions with finite bounds"),
     Mistake("train", "--env=CartPole-v1 --save_best_metric=eval", "needs evaluations during training"),
     Mistake("train", "--env=CartPole-v1 --algo=sac --replay_size=1e12", "of shared memory, but only"),

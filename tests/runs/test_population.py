@@ -53,6 +53,17 @@ class StopAfterTakeovers(asyncrl.Observer):
             run.stop()
 
 
+class StopWhenShared(asyncrl.Observer):
+    """Stops a run that has learned once its weights are in the shared folder, however fast the machine is."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_record(self, run: asyncrl.Run, record: Any) -> None:
+        if record.env_steps > 30_000 and self.file.exists():
+            run.stop()
+
+
 def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
     """Mean return of a policy in a game whose best return is 20 / 3, and that of chance half of it."""
     from asyncrl.evaluation.episodes import evaluate
@@ -146,8 +157,9 @@ def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: s
         **modes[mode],
         "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
     }
-    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=12_000)
-    assert mean_return(asyncrl.Trainer(good).run()) > 6.0
+    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=10**7)
+    until_shared = StopWhenShared(tmp_path / "shared" / "good.npz")
+    assert mean_return(asyncrl.Trainer(good, callbacks=[until_shared]).run()) > 6.0
     bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=10**7)
     result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 300)]).run()
     taken = [line for line in lines(result.folder) if line["action"] == "replaced"]

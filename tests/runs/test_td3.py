@@ -101,6 +101,11 @@ def test_what_it_cannot_train_is_one_sentence() -> None:
         (problem,) = found.problems
         assert str(problem).startswith("--algo=td3 needs continuous actions only (Box); ")
         assert "--algo=sac" in str(problem)
-    for flags in (["--backend=hogwild"], ["--use_rnn=True"], ["--num_policies=2"], ["--env_backend=tensor"]):
+    for flags in (
+        ["--backend=hogwild"],
+        ["--use_rnn=True", "--n_step=3"],
+        ["--num_policies=2"],
+        ["--env_backend=tensor"],
+    ):
         loaded = load(["--env=Pendulum-v1", "--algo=td3", *flags], lenient=True)
         assert preflight.run(loaded, Machine(cores=2)).problems, flags
