@@ -664,5 +664,5 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
         yield _problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")
     if isinstance(config.env, EnvMaker):
-        text = f"{given} needs an environment that other machines can import; {config.env} is none."
+        text = f"{given} needs an environment that other machines can import; {config.env} exists in this program only."
         yield _problem("cluster env", text, "--env=MODULE:function", off)

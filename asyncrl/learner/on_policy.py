@@ -296,8 +296,7 @@ class OnPolicyLearner:
             log_ratio = torch.cat([step.log_ratio for step in with_samples])
             sizes = [len(step.log_ratio) for step in with_samples]
             kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
-            figures = torch.stack([step.figures for step in with_samples])[:, (LOSS, GRAD_NORM)]
-            taken = torch.isfinite(figures.sum(1))
+            taken = _were_taken(with_samples)
             kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
         if self.ranks.num_ranks > 1:
             self.ranks.average([kl], num_samples)
@@ -313,8 +312,7 @@ class OnPolicyLearner:
         """
         assert self._trained is not None
         (dataset, prepared, samples, all_steps, learning_rates), self._trained = self._trained, None
-        loss_and_norm = torch.stack([step.figures for step in all_steps])[:, (LOSS, GRAD_NORM)]
-        were_taken: list[bool] = torch.isfinite(loss_and_norm.sum(1)).tolist()
+        were_taken: list[bool] = _were_taken(all_steps).tolist()
         weight = samples.weight
         has_diverged = self._skipped.note(were_taken)
         self.skipped_steps = self._skipped.total
@@ -690,3 +688,8 @@ class OnPolicyLearner:
         grad_norm = clip_gradient(self._gradient, self._config.max_grad_norm)
         self._optimizer.step(learning_rate, torch.isfinite(loss + grad_norm).logical_not().float())
         return grad_norm
+
+
+def _were_taken(steps: Sequence[Step]) -> Tensor:
+    """Whether each step was taken, [steps] bool."""
+    return torch.isfinite(torch.stack([step.figures for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)

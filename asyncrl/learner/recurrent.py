@@ -27,17 +27,6 @@ from asyncrl.models.sac import SacActor, TwinCritic
 _NO_GRAPHS = "Updates of a recurrent policy from a replay run without --compile=cuda_graph."
 
 
-def _require_core(critic: TwinCritic) -> None:
-    """Refuses critics of a user that the learners here would not call as their author expects."""
-    own = type(critic)
-    if critic.core is None:
-        raise UsageError(f"--use_rnn=True: the critics {own.__name__} have no recurrent core.")
-    if own.values is not TwinCritic.values and own.combine is TwinCritic.combine:
-        raise UsageError(
-            f"--use_rnn=True: the critics {own.__name__} override values, but unroll and combine are read."
-        )
-
-
 class _Rows:
     """A batch of sequences row by row, steps first, as the networks read it.
 
@@ -83,15 +72,30 @@ class _Rows:
             return critic.combine(features, action).to(self.obs.floats)
 
 
-class RecurrentSacLearner(SacLearner):
-    """SAC on sequences; a sequence's rows are the transitions of a minibatch."""
+class _SequenceLearner(ReplayLearner):
+    """What both have in common: a sequence's rows are the transitions of a minibatch, and updates are no graphs."""
+
+    critic: TwinCritic
 
     def __init__(self, *args: Any) -> None:
-        """Takes the arguments of `SacLearner`; actor and critics are recurrent."""
+        """Takes the arguments of the learner of single steps; actor and critics are recurrent.
+
+        Raises:
+            UsageError: critics of a user have no core, or methods that nobody here calls.
+        """
         super().__init__(*args)
-        _require_core(self.critic)
-        if self._graphs is not None:
+        own = type(self.critic)
+        if self.critic.core is None:
+            raise UsageError(f"--use_rnn=True: the critics {own.__name__} have no recurrent core.")
+        if own.values is not TwinCritic.values and own.combine is TwinCritic.combine:
+            text = f"--use_rnn=True: the critics {own.__name__} override values, but unroll and combine are called."
+            raise UsageError(text)
+        if self._graphs is not None:  # the host reads where episodes end
             self._graphs, self.notice = None, _NO_GRAPHS
+
+
+class RecurrentSacLearner(_SequenceLearner, SacLearner):
+    """SAC on sequences."""
 
     def _inputs_of(self, batch: Any, trains_actor: bool) -> Sequence[Tensor]:
         """The batch, and noise for actions at next observations, and at the first ones if the policy is trained."""
@@ -141,15 +145,8 @@ class RecurrentSacLearner(SacLearner):
         return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
 
 
-class RecurrentTd3Learner(Td3Learner):
-    """TD3 on sequences; a sequence's rows are the transitions of a minibatch."""
-
-    def __init__(self, *args: Any) -> None:
-        """Takes the arguments of `Td3Learner`; actor and critics are recurrent."""
-        super().__init__(*args)
-        _require_core(self.critic)
-        if self._graphs is not None:
-            self._graphs, self.notice = None, _NO_GRAPHS
+class RecurrentTd3Learner(_SequenceLearner, Td3Learner):
+    """TD3 on sequences."""
 
     def _inputs_of(self, batch: Any, trains_actor: bool) -> Sequence[Tensor]:
         own, shape = self.model.statistics, (batch.reward.numel(), self.model.distribution.num_actions)

@@ -293,8 +293,7 @@ class TwinCritic(nn.Module):
 
     def _outputs(self, inputs: Inputs, action: Tensor) -> Tensor:
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
-        outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
-        return outputs.to(inputs.floats.dtype)
+        return self.combine(features, action).to(inputs.floats.dtype)
 
     def unroll(self, inputs: Inputs, begins: Tensor, burn_in: int = 0) -> Tensor:
         """Features `[(T - burn_in) * B, F]` for sequences of T rows, from a state of zeros; see `unroll_after`."""
@@ -302,7 +301,7 @@ class TwinCritic(nn.Module):
         return unroll_after(self.encoder, self.core, inputs, state, begins, burn_in)
 
     def combine(self, features: Tensor, action: Tensor) -> Tensor:
-        """As `values`, from features `[B, F]` of `unroll`."""
+        """Outputs `[K, B, N]` for features `[B, F]` of observations and continuous actions `[B, C]`."""
         outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
         return outputs
 

@@ -252,6 +252,13 @@ def test_the_offset_of_a_clock_is_taken_from_the_quickest_answer() -> None:
     assert clock.offset_s == pytest.approx(100.0)
 
 
+def test_an_offset_that_was_measured_long_ago_counts_no_more() -> None:
+    clock = ClockOffset()
+    clock.note(0.0, 100.0, 0.1)
+    clock.note(1000.0, 1107.0, 1002.0)
+    assert clock.offset_s == pytest.approx(106.0)
+
+
 def test_the_offset_of_clocks_that_drift_apart_follows() -> None:
     clock, drift = ClockOffset(), 0.001
     offsets = []

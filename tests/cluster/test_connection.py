@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from asyncrl.cluster import connection
+from asyncrl.cluster import connection, pool
 from asyncrl.cluster.connection import RayConnection, find_problem
 from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime.processes import RunFailed
@@ -58,3 +58,10 @@ def test_a_cluster_that_has_ended_is_the_end_of_the_run(free_port: int, monkeypa
     with pytest.raises(RunFailed, match="no answer for") as failed:
         RayConnection(config, None)  # type: ignore[arg-type]
     assert failed.value.is_final
+
+
+def test_a_pool_refuses_a_processor_that_reorders_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "keeps_store_order", lambda: False)
+    with pytest.raises(RunFailed, match="a pool needs an x86-64 processor") as refused:
+        pool.Pool(cast(Any, None))
+    assert refused.value.is_final

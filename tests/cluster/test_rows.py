@@ -229,6 +229,15 @@ def test_a_run_of_pools_ends_with_exactly_the_steps_that_it_was_given() -> None:
     assert game.limiter.due == 0
 
 
+def test_a_round_of_sync_mode_does_not_begin_after_the_last_step() -> None:
+    chance = random.Random(10)
+    game = Game(0.5, 0, [1, 2], num_envs=2, warmup=10, is_async=False, target=100)
+    for _ in range(600):
+        game.move_all(chance, [1.0] * 3)
+    assert 100 <= game.num_made < 100 + 3 * game.num_envs
+    assert game.limiter.due == 0
+
+
 def test_a_limit_waits_for_the_weights_that_it_names_and_calls_may_overtake_each_other() -> None:
     game = Game(1.0, num_local=0, pools=[2], num_envs=1, warmup=1000)
     (pool,) = game.pools

@@ -15,6 +15,7 @@ from asyncrl.learner import update_runner
 from asyncrl.learner.graphed_step import GraphedStep
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.cuda_graph import Compile
+from asyncrl.runtime.processes import RunFailed
 
 CPU = torch.device("cpu")
 INPUTS = [torch.zeros(3), torch.ones(2)]
@@ -77,6 +78,10 @@ def test_ranks_do_not_make_an_update_again_whose_graph_fails(monkeypatch: pytest
     with pytest.raises(RuntimeError, match="no memory left"):
         UpdateRunner(update, CPU, num_ranks=2)(INPUTS, True)
     assert update.count == 0
+    lost = RunFailed("a rank is lost")
+    monkeypatch.setattr(update_runner, "GraphedFunction", fail_to_capture(lost))
+    with pytest.raises(RunFailed, match="a rank is lost"):
+        UpdateRunner(update, CPU)(INPUTS, True)
 
 
 def test_sequences_of_many_short_episodes_are_not_padded() -> None:

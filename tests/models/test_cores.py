@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.cores import RecurrentCore
+from asyncrl.models.cores import RecurrentCore, unroll_after
+from asyncrl.models.encoders import Inputs
 
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES = 9, 7, 4
 
@@ -70,3 +71,19 @@ def test_a_core_stays_in_float32_under_autocast(kind: str, share: float, num_pie
     with torch.autocast("cpu", torch.bfloat16):
         found = core.unroll(of_encoder, state, begins, num_pieces)
     assert torch.equal(found, core.unroll(of_encoder.float(), state, begins, num_pieces))
+
+
+@pytest.mark.parametrize("has_grad", [False, True])
+def test_a_registered_core_runs_in_float32_under_autocast(has_grad: bool) -> None:
+    class Strict:
+        def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.lerp(state, features, 0.5), torch.lerp(state, features, 0.5)
+
+        def unroll(self, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+            return torch.stack([self.step(row, state)[0] for row in features])
+
+    encoder = torch.nn.Linear(3, 4)
+    inputs, begins = Inputs(torch.ones(6, 3)), torch.zeros(3, 2, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(has_grad):
+        unrolled = unroll_after(lambda given: encoder(given.floats), Strict(), inputs, torch.zeros(2, 4), begins, 1)
+    assert unrolled.shape == (4, 4) and unrolled.dtype == torch.float32

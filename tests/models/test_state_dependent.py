@@ -23,6 +23,7 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.learner.sac import SacLearner
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
@@ -298,3 +299,10 @@ def test_images_are_possible() -> None:
             np.zeros((2, 192), np.uint8), np.zeros((2, model.rnn_state_size), np.float32)
         )
         assert answer.features.shape == (2, 8)
+
+
+def test_weight_decay_leaves_the_deviations_alone() -> None:
+    model, config = make_model(algo="sac", weight_decay=0.1)
+    learner = SacLearner(model, config, BOX, CPU)
+    decayed = {each.data_ptr() for each in learner._actor._decayed}
+    assert model.log_std.data_ptr() not in decayed and model.mlp.head_bias.data_ptr() in decayed
