@@ -144,6 +144,11 @@ class Life:
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that its steps take where environments are stepped one by one: a truncation takes another one."""
+        return len(self._steps) + sum(step.truncated for step in self._steps.values())
+
     def made(self, episode: int, step: int) -> bool:
         """Whether the environment made this step."""
         return (episode, step) in self._steps

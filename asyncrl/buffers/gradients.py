@@ -46,15 +46,18 @@ class GradientPlaces:
         self._state = arena.words("gradients.state")
         self._order = arena.words("gradients.order")
 
+    def free_places(self, worker_idx: int) -> list[int]:
+        """Returns the places that the worker may write."""
+        places = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
+        return [place for place in places if self._state[place] == PlaceState.FREE]
+
     def free_place(self, worker_idx: int) -> int | None:
         """Returns a place that the worker may write, None if it has to wait."""
-        places = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
-        return next((place for place in places if self._state[place] == PlaceState.FREE), None)
+        return next(iter(self.free_places(worker_idx)), None)
 
     def num_free(self, worker_idx: int) -> int:
         """Returns the number of places that the worker may write."""
-        places = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
-        return sum(self._state[place] == PlaceState.FREE for place in places)
+        return len(self.free_places(worker_idx))
 
     def last_number(self, worker_idx: int) -> int:
         """Returns the number of the worker's last gradient, 0 if there was none."""
@@ -79,6 +82,11 @@ class GradientPlaces:
         for place in taken:
             self._state[place] = PlaceState.TAKEN
         return taken
+
+    def take_all(self) -> None:
+        """Takes all places, whatever they hold, so that nobody may write before they are freed (combiner)."""
+        for place in range(len(self._state)):
+            self._state[place] = PlaceState.TAKEN
 
     def free(self, places: Sequence[int]) -> None:
         """Frees places that were taken (combiner)."""

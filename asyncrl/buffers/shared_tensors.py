@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.weights import WeightsChannel
 
 RUN = 0
 _POLL_S = 1e-4
@@ -87,12 +89,21 @@ class SharedMoments:
 
     def write(self, owner: int, count: int, mean: DoubleArray, variance: DoubleArray) -> None:
         """Replaces the entry of an owner (that owner)."""
-        size, written = self.size, self._written[owner] + 1
-        entry = self._values[owner, written % 2]
-        entry[0] = count
-        entry[1 : 1 + size] = mean
-        entry[1 + size :] = variance
+        self.write_entry(owner, np.concatenate([[count], mean, variance]))
+
+    def write_entry(self, owner: int, entry: DoubleArray) -> None:
+        """Replaces the entry of an owner by `[1 + 2 * size]`: count, means, variances (that owner)."""
+        written = self._written[owner] + 1
+        self._values[owner, written % 2] = entry
         self._written[owner] = written
+
+    def entry(self, owner: int) -> DoubleArray:
+        """Returns a copy of an owner's newest entry, as `write_entry` takes it."""
+        written = None
+        while written != self._written[owner]:
+            written = self._written[owner]
+            entry: DoubleArray = self._values[owner, written % 2].copy()
+        return entry
 
     def new_entries(self) -> DoubleArray:
         """Returns empty entries of all owners, `[owners, 1 + 2 * size]`: count, means, variances."""
@@ -178,6 +189,7 @@ class GlobalClock:
         """
         self._has_finished = arena.words("shared.has_finished")
         self._used_steps = arena.words("shared.used_steps")
+        self._channel = WeightsChannel(arena)
         self._control = control
         self.num_workers = num_workers
         self._first = first_env_steps
@@ -186,7 +198,8 @@ class GlobalClock:
 
     @property
     def env_steps(self) -> int:
-        return self._first + self._control.total_steps
+        """Steps of the run; on another machine those with the newest weights, if its own are fewer."""
+        return max(self._first + self._control.total_steps, self._channel.newest.env_steps)
 
     @property
     def saved(self) -> dict[str, int]:
@@ -215,3 +228,50 @@ class GlobalClock:
     @property
     def have_all_finished(self) -> bool:
         return all(self._has_finished)
+
+
+def _holds_moments(name: str) -> bool:
+    return name.startswith("moments.") and name.endswith(".values")
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What the run keeps of a worker that trains, besides its gradients or steps and its count of environment steps.
+
+    Attributes:
+        worker_idx: number of the worker.
+        used_steps: its environment steps that were trained on or counted as dropped.
+        has_finished: whether it has no unfinished rollout or update any more.
+        moments: its entry of each `SharedMoments`, by name.
+    """
+
+    worker_idx: int
+    used_steps: int
+    has_finished: bool
+    moments: Mapping[str, DoubleArray]
+
+
+class WorkerStates:
+    """The states of all workers of an arena."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._has_finished = arena.words("shared.has_finished")
+        self._used_steps = arena.words("shared.used_steps")
+        names = [spec.name[len("moments.") : -len(".values")] for spec in arena.specs if _holds_moments(spec.name)]
+        self._moments = {name: SharedMoments(arena, name) for name in names}
+
+    def read(self, worker_idx: int) -> WorkerState:
+        """Returns a copy of the state of a worker."""
+        return WorkerState(
+            worker_idx,
+            int(self._used_steps[worker_idx]),
+            bool(self._has_finished[worker_idx]),
+            {name: moments.entry(worker_idx + 1) for name, moments in self._moments.items()},
+        )
+
+    def write(self, state: WorkerState) -> None:
+        """Replaces the state of a worker (the process that stands for it)."""
+        for name, entry in state.moments.items():
+            self._moments[name].write_entry(state.worker_idx + 1, entry)
+        self._used_steps[state.worker_idx] = state.used_steps
+        self._has_finished[state.worker_idx] = state.has_finished

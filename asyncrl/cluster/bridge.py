@@ -1,15 +1,16 @@
 """The process on the learner's machine that stands for a pool of rollout workers on another one.
 
-consumes  what the pool's workers are granted: slots (rings from the learner) or rows of a replay (words of the
-          learner); weights, messages to the environments (arena); parcels of the pool (answers to calls)
-produces  ready slots (slots of the arena, rings to the learner) or rows of a replay (arena); reports; grants and
-          weights (calls of the pool)
+consumes  what the pool's workers are granted: slots (rings from the learner), rows of a replay or places of gradients
+          (words of the learner); weights, messages to the environments (arena); parcels of the pool (answers to calls)
+produces  ready slots (slots of the arena, rings to the learner), rows of a replay or gradients (arena); reports;
+          grants and weights (calls of the pool)
 waits     for the learner or an answer of the pool to wake it, at most WAIT_S
 stops     when the run has ended; it fails if the pool does, or does not answer for `silence_s`
 
 It is all that the learner's machine knows of the pool: if it ends, Ray ends the pool, and the runner starts another
 bridge with another pool, after the learner has cleared the slots that the pool had not sent yet. With a replay the new
-bridge closes the pool's stripes, and the new pool begins behind their last rows.
+bridge closes the pool's stripes, and the new pool begins behind their last rows. With gradients it begins with the
+statistics that had arrived.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.connection import NUM_REQUESTS, Connection, RayConnection
 from asyncrl.cluster.parcels import Parcel
 from asyncrl.cluster.pool import PoolStart
+from asyncrl.cluster.sent_gradients import RemoteGradientReceiver
 from asyncrl.cluster.sent_rows import RowReceiver, pool_specs
 from asyncrl.cluster.sent_slots import SlotReceiver
 from asyncrl.monitoring.reports import Report
@@ -92,7 +94,7 @@ class PoolBridge:
         self,
         setup: RunSetup,
         workers: Sequence[int],
-        receiver: SlotReceiver | RowReceiver,
+        receiver: SlotReceiver | RowReceiver | RemoteGradientReceiver,
         connection: Connection,
         waker: Waker,
         learner: Waker,
@@ -176,7 +178,7 @@ class PoolBridge:
             self._publishing = self._call("publish", *news, self._block.copy())
 
     def _unpack(self, parcel: Parcel) -> None:
-        """Writes the slots or rows of a parcel into the arena."""
+        """Writes the slots, rows or gradients of a parcel into the arena."""
         self.num_parcels += 1
         if parcel.cargo is not None:
             self.num_bytes += parcel.cargo.num_bytes
@@ -231,13 +233,16 @@ class PoolBridge:
 def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Waker, reports: ReportSender) -> None:
     """The process of a bridge."""
     config, control, arena = setup.config, setup.control, setup.arena.specs
-    receiver: SlotReceiver | RowReceiver
-    num_rows = None
-    if setup.plan.replay is None:
-        receiver = SlotReceiver(setup, workers)
-    else:
+    receiver: SlotReceiver | RowReceiver | RemoteGradientReceiver
+    num_rows, states = None, None
+    if setup.plan.hogwild is not None:
+        receiver = RemoteGradientReceiver(setup, workers)
+        states = receiver.states
+    elif setup.plan.replay is not None:
         receiver = RowReceiver(setup, workers)
         arena, num_rows = pool_specs(arena, setup.plan), receiver.num_rows
+    else:
+        receiver = SlotReceiver(setup, workers)
     start = PoolStart(
         config=config,
         plan=setup.plan,
@@ -249,6 +254,7 @@ def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Wa
         has_finished_episode=control.has_finished_episode,
         training_info=control.newest_training_info,
         num_rows=num_rows,
+        states=states,
     )
     connection = RayConnection(config, start)
     log.info("connected; waiting for a machine with %d CPUs", len(workers))

@@ -1,4 +1,4 @@
-"""What travels from a pool to its bridge: slots or rows of a replay as bytes, reports and counts."""
+"""What travels from a pool to its bridge: slots or rows of a replay as bytes, or gradients; reports and counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.shared_tensors import FloatArray, WorkerState
 from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout
 from asyncrl.monitoring.reports import Report
 from asyncrl.run.setup import RunSetup
@@ -62,12 +63,32 @@ class SentRows:
 
 
 @dataclass(frozen=True)
+class SentGradients:
+    """Gradients of workers that train.
+
+    Attributes:
+        places: their places, those of a worker in the order in which it has computed them.
+        content: [gradients, N] float32.
+        states: of all workers of the pool, after these gradients; `used_steps` counts from the start of the pool.
+    """
+
+    places: Sequence[int]
+    content: FloatArray
+    states: Sequence[WorkerState]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what travels, without counts and numbers."""
+        return self.content.nbytes + sum(entry.nbytes for state in self.states for entry in state.moments.values())
+
+
+@dataclass(frozen=True)
 class Parcel:
     """An answer of a pool.
 
     Attributes:
         number: of the pool's answers, from 0; the bridge takes them in this order.
-        cargo: slots or rows; None if there are none.
+        cargo: slots, rows or gradients; None if there are none.
         collected: environment steps that each worker of the pool has made so far.
         has_finished_episode: whether an episode was finished.
         reports: of the workers since the last answer, and restarts of workers.
@@ -75,7 +96,7 @@ class Parcel:
     """
 
     number: int
-    cargo: SentSlots | SentRows | None
+    cargo: SentSlots | SentRows | SentGradients | None
     collected: dict[int, int]
     has_finished_episode: bool
     reports: Sequence[Report]

@@ -1,8 +1,8 @@
 """A pool: the rollout workers of one other machine, in an actor of Ray, with an arena of the layout of the learner's.
 
-consumes  weights, grants of slots or rows, messages to the environments (calls of the bridge)
-produces  parcels: ready slots or rows of a replay, reports, counts (answers to `take`)
-waits     for ready slots or rows, at most TAKE_S for each answer
+consumes  weights, grants of slots, rows or places, messages to the environments (calls of the bridge)
+produces  parcels: ready slots, rows of a replay or gradients; reports, counts (answers to `take`)
+waits     for ready slots, rows or gradients, at most TAKE_S for each answer
 stops     when the bridge closes it, or Ray ends the actor because the bridge has ended; its workers end with it
 
 A worker of the pool that dies is restarted here, with the same slots or stripes, and the learner does not notice. This
@@ -31,8 +31,10 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.messages import Waker
+from asyncrl.buffers.shared_tensors import WorkerState
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.parcels import Parcel, SentRows, SentSlots
+from asyncrl.cluster.parcels import Parcel, SentGradients, SentRows, SentSlots
+from asyncrl.cluster.sent_gradients import RemoteGradientSender
 from asyncrl.cluster.sent_rows import RowSender
 from asyncrl.cluster.sent_slots import SlotSender
 from asyncrl.config.machine import keeps_store_order
@@ -64,6 +66,7 @@ class PoolStart:
         has_finished_episode: whether an episode of the run was finished.
         training_info: what the environments are told; None if nothing was sent.
         num_rows: with a replay, rows of each split of the pool that the learner has.
+        states: of its workers, if they compute gradients.
     """
 
     config: TrainConfig
@@ -76,6 +79,7 @@ class PoolStart:
     has_finished_episode: bool
     training_info: TrainingInfo | None
     num_rows: Mapping[int, int] | None = None
+    states: Sequence[WorkerState] | None = None
 
 
 class Pool:
@@ -99,11 +103,13 @@ class Pool:
         self._channel = WeightsChannel(arena)
         self._waker = Waker()
         self._worker_wakers = {worker_idx: Waker() for worker_idx in start.workers}
-        self._sender: SlotSender | RowSender
-        if start.num_rows is None:
-            self._sender = SlotSender(setup, self._waker, self._worker_wakers)
-        else:
+        self._sender: SlotSender | RowSender | RemoteGradientSender
+        if start.states is not None:
+            self._sender = RemoteGradientSender(setup, self._waker, self._worker_wakers, start.states)
+        elif start.num_rows is not None:
             self._sender = RowSender(setup, self._waker, self._worker_wakers, start.num_rows)
+        else:
+            self._sender = SlotSender(setup, self._waker, self._worker_wakers)
         self._taking, self._num_parcels, self._dropped_reported = threading.Lock(), 0, 0
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._failure: RunFailed | None = None
@@ -128,7 +134,7 @@ class Pool:
         return time.monotonic()
 
     def grant(self, publication: int, grants: Sequence[tuple[int, int]], has_finished_episode: bool) -> float:
-        """Grants (split, slot) or (split, rows) to splits, for these weights or newer; returns this machine's time.
+        """Grants (split, slot), (split, rows) or (worker, place), for these weights or newer; returns the time here.
 
         `has_finished_episode` says whether any environment of the run has.
         """
@@ -143,7 +149,7 @@ class Pool:
         return time.monotonic()
 
     def take(self) -> Parcel:
-        """Waits for ready slots or rows, at most `TAKE_S`, and returns them. Calls are answered one after the other."""
+        """Waits for slots, rows or gradients, at most `TAKE_S`, and returns them. Calls are answered one by one."""
         with self._taking:
             is_over = self._failure is not None or self._control.ended
             return self._parcel(None if is_over else self._sender.take(TAKE_S))
@@ -160,7 +166,7 @@ class Pool:
         with self._taking:
             return self._parcel(None)
 
-    def _parcel(self, cargo: SentSlots | SentRows | None) -> Parcel:
+    def _parcel(self, cargo: SentSlots | SentRows | SentGradients | None) -> Parcel:
         parcel = Parcel(
             number=self._num_parcels,
             cargo=cargo,

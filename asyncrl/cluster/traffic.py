@@ -15,7 +15,7 @@ from asyncrl.buffers.replay import replay_specs
 from asyncrl.cluster.parcels import float16_row_bytes
 from asyncrl.cluster.sent_rows import FIELDS
 from asyncrl.cluster.sent_slots import OWN_WORDS
-from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.plan import PLACES_OF_A_WORKER, ResourcePlan
 from asyncrl.envs.spec import EnvSpec
 
 _BYTES_PER_S_OF_MBIT = 1e6 / 8
@@ -52,8 +52,8 @@ class Traffic:
             weights when newer ones are published, it gets the newest only.
         versions_per_step: optimizer steps for each environment step, while samples may be late; 0 where a dataset is
             collected with fixed weights.
-        granted_steps: environment steps that a worker makes with one grant to each of its splits: a slot, or a row of
-            a replay; in sync mode its part of a dataset.
+        granted_steps: environment steps that a worker makes with one grant to each of its splits: a slot, a row of a
+            replay, or the place of a gradient; in sync mode its part of a dataset.
         num_grants: grants that a remote split has at a time.
     """
 
@@ -71,8 +71,12 @@ class Traffic:
     @classmethod
     def of(cls, plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool = False) -> Traffic:
         """The traffic of a plan, for blocks of `num_weights` float32; observations may travel as float16."""
-        is_late = plan.async_rl and not plan.fixed_lag
-        if plan.replay is None:
+        is_late = (plan.async_rl or plan.hogwild is not None) and not plan.fixed_lag
+        if plan.hogwild is not None:
+            granted = plan.num_envs_per_worker * plan.rollout / plan.hogwild.num_gradients_of_rollout
+            publications = versions = 1.0 / (granted * plan.hogwild.num_gradients_to_combine)
+            num_grants = PLACES_OF_A_WORKER
+        elif plan.replay is None:
             publications = plan.num_epochs * plan.num_agents / plan.dataset_size
             versions = publications * plan.num_batches_per_epoch
             granted = plan.rollout * plan.num_envs_per_worker
@@ -86,7 +90,7 @@ class Traffic:
             num_hosts=plan.num_remote_hosts,
             workers_per_host=plan.num_workers_per_remote_host,
             num_local_workers=plan.num_local_workers,
-            step_bytes=_bytes_of_a_step(plan, spec, has_float16),
+            step_bytes=_bytes_of_a_step(plan, spec, num_weights, has_float16),
             remote_share=1.0 - plan.num_local_workers / plan.num_workers,
             weights_bytes=4 * num_weights,
             publications_per_step=publications,
@@ -198,8 +202,10 @@ class Traffic:
         return lines
 
 
-def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec, has_float16: bool) -> float:
-    """Bytes of a slot or a row, divided by its environment steps."""
+def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool) -> float:
+    """Bytes of a slot, a row or a gradient, divided by its environment steps."""
+    if plan.hogwild is not None:  # a gradient is as large as the weights
+        return 4 * num_weights * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
     if plan.replay is None:
         arrays = [each for each in slot_specs(spec, plan) if each.name not in OWN_WORDS]
         num_steps = plan.num_slots * plan.rollout * plan.envs_per_split

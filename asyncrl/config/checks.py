@@ -168,12 +168,14 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if not config.is_off_policy and config.normalize_advantage and samples < 2:
         text = "--normalize_advantage=True needs two samples in an update; one environment with --rollout=1 gives one."
         yield _problem("rollout num_envs_per_worker normalize_advantage", text, "--rollout=2")
-    # One worker may hang without blocking the others.
-    most = PLACES_OF_A_WORKER * max(1, plan.num_workers - 1)
+    # One worker may hang, or one pool be gone, without blocking the others.
+    of_a_pool = plan.num_workers_per_remote_host
+    num_gone, gone = (of_a_pool, "a pool may be gone") if 1 < of_a_pool < plan.num_workers else (1, "one may hang")
+    most = PLACES_OF_A_WORKER * max(1, plan.num_workers - num_gone)
     if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
         text = (
             f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is too large: each of {plan.num_workers} "
-            f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and one may hang, which leaves {most}."
+            f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and {gone}, which leaves {most}."
         )
         yield _problem("num_gradients_to_combine num_workers", text, f"--num_gradients_to_combine={most}")
     if config.save_replay:
@@ -650,7 +652,21 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             f"--use_rnn=True of --algo={config.algo}",
             "--use_rnn=False",
         ),
-        "backend": (config.backend == "hogwild", "--backend=hogwild", "--backend=actor_learner"),
+        "hogwild_mode": (
+            plan.hogwild is not None and plan.hogwild.mode != "gradients",
+            f"--hogwild_mode={plan.hogwild.mode if plan.hogwild else ''}, whose workers share memory",
+            "--hogwild_mode=gradients",
+        ),
+        "algo": (
+            plan.hogwild is not None and plan.replay is not None,
+            f"--backend=hogwild --algo={config.algo}",
+            "--backend=actor_learner",
+        ),
+        "device": (
+            plan.hogwild is not None and plan.device != "cpu",
+            f"--backend=hogwild --device={config.device}",
+            "--device=cpu",
+        ),
         "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
         "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),
         "num_policies": (plan.num_policies > 1, f"--num_policies={plan.num_policies}", "--num_policies=1"),

@@ -321,6 +321,7 @@ class ResourcePlan:
         return dataclasses.replace(
             self,
             num_workers=1,
+            num_remote_hosts=0,
             worker_num_splits=1,
             async_rl=False,
             batch_size=self.num_envs_per_worker * self.rollout,

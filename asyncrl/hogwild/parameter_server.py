@@ -120,6 +120,7 @@ class ParameterServer:
 
     def settle(self) -> None:
         """Waits at most two seconds until all workers have finished, and publishes the result."""
+        self._publish()  # it tells workers on other machines that all steps were made
         deadline = time.monotonic() + self._settle_s
         while not self._clock.have_all_finished and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -131,7 +131,7 @@ def run(
             problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
         if config.her_goals > 0 and plan.replay is not None:
             problems += _goal_problems(config, spec)
-        if plan.num_remote_hosts > 0 and config.cluster_observations == "float16":
+        if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
             problems += _float16_problems(spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
@@ -145,7 +145,7 @@ def run(
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
-            if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None):
+            if plan.num_remote_hosts > 0 and "cluster" not in _names(found):
                 traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from small_runs import BOX, planned
@@ -40,6 +41,18 @@ def test_bytes_of_a_step_in_a_replay() -> None:
     assert (traffic.granted_steps, traffic.num_grants) == (2, 16)
     sync = planned(algo="sac", async_rl=False, cluster="ray", num_remote_hosts=3, num_envs_per_worker=2)
     assert Traffic.of(sync, BOX, 1000).num_grants == 1, "each row waits for the updates of the row before"
+
+
+def test_bytes_of_gradients() -> None:
+    settings: dict[str, Any] = {"backend": "hogwild", "hogwild_mode": "gradients", "rollout": 4}
+    pools = {"cluster": "ray", "num_remote_hosts": 3, "num_envs_per_worker": 2}
+    plan = planned(algo="a2c", num_gradients_to_combine=2, **settings, **pools)
+    traffic = Traffic.of(plan, BOX, num_weights=1000)
+    assert traffic.step_bytes == 4000 / (4 * 2), "a gradient of a rollout of two environments is as large as weights"
+    assert traffic.publications_per_step == traffic.versions_per_step == 1 / (2 * 4 * 2)
+    assert (traffic.granted_steps, traffic.num_grants) == (8, 2)
+    passes = planned(algo="ppo", num_epochs=3, batch_size=4, num_gradients_to_combine=2, **settings, **pools)
+    assert Traffic.of(passes, BOX, 1000).step_bytes == 6 * traffic.step_bytes, "six gradients of each rollout"
 
 
 def traffic(**changes: object) -> Traffic:

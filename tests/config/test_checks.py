@@ -298,6 +298,22 @@ def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name
     assert name in only(problems(**{**HOGWILD, **settings})).settings
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"hogwild_mode": "synced"}, "--hogwild_mode=synced, whose workers share memory"),
+        ({"algo": "sac"}, "--backend=hogwild --algo=sac"),
+        ({"device": "cuda"}, "--backend=hogwild --device=cuda"),
+        ({"num_workers_per_remote_host": 2, "num_gradients_to_combine": 5}, "a pool may be gone, which leaves 4"),
+    ],
+)
+def test_only_gradients_of_the_hogwild_backend_come_from_other_machines(settings: dict[str, Any], text: str) -> None:
+    gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
+    given = {**HOGWILD, "hogwild_mode": "gradients", "cluster": "ray", "num_workers": "auto", "num_remote_hosts": 2}
+    assert text in only(problems(gpu, **{**given, **settings})).text
+    assert problems(gpu, **given) == problems(gpu, **{**given, "algo": "ppo"}) == []
+
+
 def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_there_is_a_gpu() -> None:
     gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
     assert problems(gpu, **HOGWILD) == problems(gpu, **HOGWILD, device="cuda") == []
@@ -390,7 +406,7 @@ def test_priorities_are_those_of_one_learner() -> None:
     ("settings", "instead"),
     [
         ({"algo": "sac", "her_goals": 4}, "--her_goals=0"),
-        ({"backend": "hogwild", "algo": "a2c"}, "--backend=actor_learner"),
+        ({"backend": "hogwild", "algo": "a2c"}, "--hogwild_mode=gradients"),
         ({"serial_mode": True}, "--serial_mode=False"),
         ({"num_policies": 2}, "--num_policies=1"),
         ({"self_play": True}, "--self_play=False"),

@@ -12,17 +12,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import ray_cluster
 from command import PROBE, Command
-from ledger_envs import count_started
+from ledger_envs import count_started, read_ledgers
 from ray_cluster import RayCluster
 from row_cases import ENV, Case
 from row_checks import Counts, check_lag, check_on_policy, check_replay
 from run_helper import FinishedRun, run
 
+from asyncrl.buffers.shared_tensors import saved_worker_steps
+from asyncrl.config.plan import PLACES_OF_A_WORKER
 from asyncrl.monitoring.reports import RestartReport
+from asyncrl.policy import load_policy
+from asyncrl.runtime import checkpoint
 from asyncrl.runtime.processes import RunFailed
 
 pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(240)]
@@ -35,6 +40,9 @@ REMOTE: dict[str, Any] = {
     "num_remote_hosts": 2,
     "ray_runtime_env": {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
 }
+
+
+GRADIENTS: dict[str, Any] = {"backend": "hogwild", "algo": "a2c", "hogwild_mode": "gradients", "num_epochs": 1}
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +184,39 @@ def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayClu
     assert counts.lives == 4 + 2 * 2, "environments of a dead pool are made again"
     assert counts.trained >= finished.config.train_for_env_steps
     assert len(restarts(finished)) == 2
+
+
+def test_gradients_of_the_workers_of_a_pool_find_the_right_actions(cluster: RayCluster, tmp_path: Path) -> None:
+    settings = {**REMOTE, **GRADIENTS, "num_remote_hosts": 1, "num_workers_per_remote_host": 2}
+    settings["train_for_env_steps"] = 20_000
+    trained = run(tmp_path, "async-local", "ContextualBandit", ray_address=cluster.address, **settings)
+    policy = load_policy(Path(str(trained.outcome.checkpoint)))
+    assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
+    steps = saved_worker_steps(checkpoint.load_state(Path(str(trained.outcome.checkpoint))))
+    assert min(steps) > 1000 and sum(steps) == trained.outcome.env_steps, "both workers have trained"
+    wait_until(lambda: not cluster.pools())
+
+
+def test_each_gradient_that_comes_from_pools_which_die_is_one_update(cluster: RayCluster, tmp_path: Path) -> None:
+    ledgers, of_probe = tmp_path / "ledgers", tmp_path / "of_probe"
+    ledgers.mkdir()
+    of_probe.mkdir()
+    case = Case("a2c-gradients", "async-local", killed="rollout")
+    settings = {**case.settings(ledgers), **REMOTE, **GRADIENTS, "ray_address": cluster.address}
+    settings |= {"num_gradients_to_combine": 1, "num_envs_per_worker": 2, "train_for_env_steps": 4000}
+    killer = Killer(ledgers, 2, lambda: cluster.pools()[0], 4)
+    killer.start()
+    finished = run(tmp_path, case.mode, ENV, spec=case.spec(of_probe), **settings)
+    killer.join()
+    assert finished.outcome.is_complete and killer.num_killed == len(restarts(finished)) == 2
+    lives, of_a_gradient = read_ledgers(ledgers).values(), 2 * finished.plan.rollout
+    # Two workers whose pools die and two whose pools are closed: two gradients each, and a rollout.
+    most_lost = 4 * (PLACES_OF_A_WORKER + 1) * of_a_gradient
+    assert 0 <= sum(map(len, lives)) - finished.outcome.env_steps <= most_lost
+    trained = finished.learner_reports[-1].num_updates * of_a_gradient
+    made = sum(life.num_rows for life in lives)
+    assert made - 2 * (most_lost + finished.dropped_by_workers) <= trained <= made
+    wait_until(lambda: not cluster.pools())
 
 
 @pytest.mark.timeout(480)
