@@ -1,8 +1,9 @@
-"""Measures asyncrl beside Sample Factory and Stable-Baselines3 on the same tasks, alternating, and writes one table.
+"""Measures asyncrl beside Sample Factory, Stable-Baselines3 and RLlib on the same tasks, alternating, in one table.
 
     python scripts/compare_peers.py --rounds=3 --work_dir=peers     # everything: about 6 minutes a round and task
     python scripts/compare_peers.py --tasks=HalfCheetah --systems=asyncrl_async,sample_factory_async
     python scripts/compare_peers.py --tasks=Pong --warm_up_s=30 --measure_s=120  # needs the extra atari
+    python scripts/compare_peers.py --systems=asyncrl_async,rllib_appo
     python scripts/compare_peers.py --prepare_only                  # only make the virtual environments
 
 Each peer has a virtual environment in --work_dir, which is kept while its packages match those listed here. PyTorch is
@@ -98,6 +99,14 @@ STABLE_BASELINES3 = Peer(
 )
 
 
+RLLIB = Peer(
+    "rllib",
+    ("ray[rllib]==2.60.0", "gymnasium[mujoco]==1.2.2", "mujoco=={mujoco}"),
+    ("ray", "gymnasium", "mujoco", "torch", "numpy"),
+    "rllib_run.py",
+)
+
+
 def systems(workers: int, envs: int) -> dict[str, System]:
     layout, bf16 = f"{workers} x {envs}", ("--precision=bf16",)
     rows = [
@@ -109,6 +118,7 @@ def systems(workers: int, envs: int) -> dict[str, System]:
         System(
             "stable_baselines3", "Stable-Baselines3 PPO", STABLE_BASELINES3, "sync", "16 subprocess environments", "v5"
         ),
+        System("rllib_appo", "RLlib APPO", RLLIB, "async", f"async, {layout}", "v5"),
     ]
     return {row.name: row for row in rows}
 
@@ -190,6 +200,8 @@ def rows(options: argparse.Namespace, chosen: Sequence[System]) -> Iterator[Row]
     for task in options.tasks:
         yield Row(task, "pure simulation", functools.partial(simulate, task, options))
         for system in chosen:
+            if system.peer is RLLIB and task not in BODIES:
+                continue
             if system.peer is not None:
                 measure = functools.partial(run_peer, system, system.peer, task, options)
             else:
@@ -224,7 +236,7 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     names = list(systems(2, 32))
-    usual = [name for name in names if name != "asyncrl_async_bf16"]
+    usual = [name for name in names if name not in ("asyncrl_async_bf16", "rllib_appo")]
     flags = parser(__doc__, rounds=3, warm_up_s=25.0, measure_s=30.0)
     flags.add_argument("--tasks", type=lambda text: names_in(text, TASKS), default=list(BODIES))
     flags.add_argument("--systems", type=lambda text: names_in(text, names), default=usual, help=", ".join(names))

@@ -2,12 +2,16 @@
 
     python scripts/waiting_speedup.py --work_dir=waiting            # about 15 minutes a round
     python scripts/waiting_speedup.py --work_dir=waiting --table    # only the table of the results
+    python scripts/waiting_speedup.py --work_dir=waiting --pools    # workers in pools of Ray; about 7 minutes a round
     python scripts/waiting_speedup.py --work_dir=waiting --ranks    # figures of ranks; about 10 minutes
 
 Each step sleeps 5 ms (`waiting_env.py`), so more workers than cores help until the cores are busy: 1, 2, 4, 8 and 16
 workers of one environment each run A3C (`synced`) and SAC (`shared`) on Hogwild, and A2C and PPO with a learner, async.
 The ideal is as many times the speed of one worker. The last group has 8 workers of A3C with bounds of staleness.
 Results are appended to waiting.jsonl; a measurement with a result is not repeated, so the script may be stopped.
+
+With --pools the workers are in pools of a Ray cluster of one node, which the script starts: one worker of four
+environments in each of 1, 2, 4, 8 and 16 pools, with PPO, SAC with a learner, and A3C whose pools send gradients.
 
 With --ranks, PPO and SAC train --env_steps steps with 1, 2, 4 and 8 ranks of torchrun, each with one worker of one
 environment (`asyncrl benchmark`, which continues what was stopped), and `asyncrl plot` draws their returns over the
@@ -39,6 +43,12 @@ ALGORITHMS = {
     "PPO, async": ("--algo=ppo", "--num_epochs=2", *ON_POLICY),
     "SAC, shared": SAC,
 }
+GRADIENTS = ("--backend=hogwild", "--hogwild_mode=gradients", "--num_gradients_to_combine=1")
+POOLED = {
+    "PPO, pools": ("--algo=ppo", "--num_epochs=2", "--rollout=32", "--batch_size=128", "--num_batches_per_epoch=4"),
+    "SAC, pools": ("--algo=sac", "--updates_per_env_step=0.03125", "--warmup_env_steps=1600"),
+    "A3C, gradients of pools": ("--algo=a2c", "--rollout=32", *GRADIENTS),
+}
 BOUNDED = "A3C, synced, 8 workers"
 # Minibatches of each rank; an optimizer step has those of all ranks.
 RANKED = {
@@ -63,6 +73,31 @@ def rows(options: argparse.Namespace) -> list[Row]:
         flags = (*A3C, "--num_workers=8", f"--hogwild_max_staleness={bound}")
         found.append(Row(BOUNDED, f"bound {bound}", functools.partial(steps_per_s, f"bound_{bound}", flags, options)))
     return found
+
+
+def pooled_rows(options: argparse.Namespace, address: str) -> list[Row]:
+    found = []
+    for algorithm, flags in POOLED.items():
+        for num_pools in options.num_workers:
+            pools = ("--cluster=ray", f"--ray_address={address}", f"--num_remote_hosts={num_pools}")
+            of_run = (*flags, *pools, "--num_envs_per_worker=4")
+            measure = functools.partial(steps_per_s, f"pools_{flags[0][7:]}_{num_pools}", of_run, options)
+            found.append(Row(algorithm, f"{num_pools} pools", measure))
+    return found
+
+
+def measure_pools(options: argparse.Namespace, about: str) -> bool:
+    """Measures pools on a cluster of this machine, whose nodes have enough CPUs for all pools."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=max(options.num_workers))
+        rows = pooled_rows(options, cluster.address)
+        return carry_out("pools", f"{about} Four environments in each pool.", rows, options, step_ms=options.step_ms)
+    finally:
+        cluster.shutdown()
 
 
 def steps_per_s(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
@@ -95,6 +130,7 @@ def main() -> int:
     found = parser(__doc__, rounds=3, warm_up_s=5.0, measure_s=15.0)
     found.add_argument("--step_ms", type=float, default=5.0, help="how long a step waits")
     found.add_argument("--num_workers", type=counts, default=[1, 2, 4, 8, 16])
+    found.add_argument("--pools", action="store_true", help="workers in pools of Ray in place of local ones")
     found.add_argument("--ranks", action="store_true", help="figures of ranks in place of the table")
     found.add_argument("--num_ranks", type=counts, default=[1, 2, 4, 8])
     found.add_argument("--env_steps", type=int, default=24_000, help="with --ranks: steps of all ranks together")
@@ -105,6 +141,8 @@ def main() -> int:
     if options.ranks:
         return measure_ranks(options)
     about = f"Environment steps; each sleeps {options.step_ms:g} ms."
+    if options.pools:
+        return 0 if measure_pools(options, about) else 1
     done = carry_out("waiting", about, rows(options), options, step_ms=options.step_ms)
     return 0 if done else 1
 
