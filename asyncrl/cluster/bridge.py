@@ -114,6 +114,7 @@ class PoolBridge:
         self._polled_at, self._silent_s, self._has_answered = time.monotonic(), 0.0, False
         # The pool has the newest message of before; one that it gets twice changes nothing.
         self._publication, self._num_training_infos = 0, 0
+        self._has_stopped = False
         self._collected = dict.fromkeys(workers, 0)
         self._clock = ClockOffset()
         self._publishing: _Request | None = None
@@ -143,6 +144,9 @@ class PoolBridge:
         if self._telling is None and self._control.num_training_infos != self._num_training_infos:
             self._num_training_infos, info = self._control.read_training_info()
             self._telling = self._call("set_training_info", info)
+        if self._control.stop_requested and not self._has_stopped:
+            self._has_stopped = True
+            self._updates.append(self._call("request_stop"))
         self._updates = [request for request in self._updates if not self._note_time(request)]
         for request in [request for request in self._taking if request.future.done()]:
             self._taking.remove(request)
@@ -180,13 +184,13 @@ class PoolBridge:
     def _unpack(self, parcel: Parcel) -> None:
         """Writes the slots, rows or gradients of a parcel into the arena."""
         self.num_parcels += 1
+        for worker_idx, collected in parcel.collected.items():
+            self._control.count_steps(worker_idx, collected - self._collected[worker_idx])
+            self._collected[worker_idx] = collected
         if parcel.cargo is not None:
             self.num_bytes += parcel.cargo.num_bytes
             self._receiver.write(parcel.cargo, self._clock.offset_s)
             self._learner.wake()
-        for worker_idx, collected in parcel.collected.items():
-            self._control.count_steps(worker_idx, collected - self._collected[worker_idx])
-            self._collected[worker_idx] = collected
         if parcel.has_finished_episode:
             self._control.has_finished_episode = True
         for report in parcel.reports:

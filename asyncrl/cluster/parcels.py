@@ -69,7 +69,8 @@ class SentGradients:
     Attributes:
         places: their places, those of a worker in the order in which it has computed them.
         content: [gradients, N] float32.
-        states: of all workers of the pool, after these gradients; `used_steps` counts from the start of the pool.
+        states: of all workers of the pool; `used_steps` counts from the start of the pool, and only workers with
+            gradients here have `moments`.
     """
 
     places: Sequence[int]

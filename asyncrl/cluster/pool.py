@@ -148,6 +148,11 @@ class Pool:
         self._control.send_training_info(RunControl.pack_training_info(info))
         return time.monotonic()
 
+    def request_stop(self) -> float:
+        """Tells the workers that the run is about to end; returns this machine's time."""
+        self._control.request_stop()
+        return time.monotonic()
+
     def take(self) -> Parcel:
         """Waits for slots, rows or gradients, at most `TAKE_S`, and returns them. Calls are answered one by one."""
         with self._taking:

@@ -63,7 +63,7 @@ class RemoteGradientReceiver:
         return grants
 
     def write(self, cargo: SentGradients, offset_s: float) -> None:
-        """Hands gradients over to the parameter server, as a worker would.
+        """Hands gradients over to the parameter server, as workers would; that they have finished is written last.
 
         Args:
             cargo: the gradients.
@@ -72,14 +72,14 @@ class RemoteGradientReceiver:
         Raises:
             RuntimeError: the pool does not have one of the places.
         """
-        for state in cargo.states:
-            used_steps = state.used_steps + self._steps_before[state.worker_idx]
-            self._states.write(dataclasses.replace(state, used_steps=used_steps))
         for place, gradient in zip(cargo.places, cargo.content, strict=True):
             if place not in self._lent:
                 raise RuntimeError(f"a gradient came for place {place}, which the pool does not have")
             self._lent.remove(place)
             self._places.write(place, gradient, self._places.last_number(place // PLACES_OF_A_WORKER) + 1)
+        for state in cargo.states:
+            used_steps = state.used_steps + self._steps_before[state.worker_idx]
+            self._states.write(dataclasses.replace(state, used_steps=used_steps))
 
 
 class RemoteGradientSender:
@@ -118,7 +118,7 @@ class RemoteGradientSender:
         self._lock = threading.Lock()
         self._publication = 0
         self._waiting: list[tuple[int, int, int]] = []
-        self._have_finished = [False for _ in workers]
+        self._sent = [self._state_of(worker_idx) for worker_idx in workers]
 
     def note_publication(self, number: int) -> None:
         """Notes that the workers can read the learner's publication `number`; its version counts the updates of all."""
@@ -149,10 +149,24 @@ class RemoteGradientSender:
         return sent
 
     def _take_now(self) -> SentGradients | None:
+        # Before the places are taken: steps of a gradient that is not sent yet are not used, and its worker is at work.
+        states = [self._state_of(worker_idx) for worker_idx in self._workers]
         places = self._places.take(len(self._places.ready_places())) or []
-        states = [self._states.read(worker_idx) for worker_idx in self._workers]
-        have_finished = [state.has_finished for state in states]
-        if not places and have_finished == self._have_finished:
+        if not places and states == self._sent:
             return None
-        self._have_finished = have_finished
-        return SentGradients(places, self._places.values[places].copy(), states)
+        self._sent = states
+        with_moments = {place // PLACES_OF_A_WORKER for place in places}
+        return SentGradients(
+            places,
+            self._places.values[places].copy(),
+            [
+                dataclasses.replace(state, moments=self._states.read(state.worker_idx).moments)
+                if state.worker_idx in with_moments
+                else state
+                for state in states
+            ],
+        )
+
+    def _state_of(self, worker_idx: int) -> WorkerState:
+        """The state of a worker without its statistics, which go with its gradients."""
+        return dataclasses.replace(self._states.read(worker_idx), moments={})

@@ -18,6 +18,7 @@ from asyncrl.cluster.sent_slots import OWN_WORDS
 from asyncrl.config.plan import PLACES_OF_A_WORKER, ResourcePlan
 from asyncrl.envs.spec import EnvSpec
 
+_STATISTICS_BYTES = 16
 _BYTES_PER_S_OF_MBIT = 1e6 / 8
 
 
@@ -55,6 +56,7 @@ class Traffic:
         granted_steps: environment steps that a worker makes with one grant to each of its splits: a slot, a row of a
             replay, or the place of a gradient; in sync mode its part of a dataset.
         num_grants: grants that a remote split has at a time.
+        cargo: what arrives, in a word.
     """
 
     num_hosts: int
@@ -67,6 +69,7 @@ class Traffic:
     versions_per_step: float
     granted_steps: float
     num_grants: int
+    cargo: str = "samples"
 
     @classmethod
     def of(cls, plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool = False) -> Traffic:
@@ -97,6 +100,7 @@ class Traffic:
             versions_per_step=versions if is_late else 0.0,
             granted_steps=granted,
             num_grants=num_grants,
+            cargo="gradients" if plan.sends_gradients else "samples",
         )
 
     def bytes_per_s(self, steps_per_s: float, round_trip_s: float = 0.0) -> tuple[float, float]:
@@ -160,7 +164,7 @@ class Traffic:
         ]
         if network.bandwidth_mbit is not None:
             arriving, leaving = self.most_steps_per_s(network.bandwidth_mbit)
-            carried = f"the samples of {arriving:,.0f} steps/s, and all publications of {leaving:,.0f} steps/s"
+            carried = f"the {self.cargo} of {arriving:,.0f} steps/s, and all publications of {leaving:,.0f} steps/s"
             lines.append(f"{network.bandwidth_mbit:g} Mbit/s each way carry {carried}")
         speed, round_trip_s = network.worker_steps_per_s, network.round_trip_ms / 1e3
         if speed is not None:
@@ -185,7 +189,7 @@ class Traffic:
             leaving = min(leaving, bandwidth_mbit)  # publications are left out
         lines = [
             f"all workers together make {total:,.0f} steps/s{limit} if the learner keeps up: {arriving:,.3g} Mbit/s of "
-            f"samples arrive, at most {leaving:,.3g} Mbit/s of weights leave"
+            f"{self.cargo} arrive, at most {leaving:,.3g} Mbit/s of weights leave"
         ]
         if round_trip_s > 0.0:
             share, needed = self.share_of_speed(speed, round_trip_s), self.grants_needed(speed, round_trip_s)
@@ -195,17 +199,19 @@ class Traffic:
             if self.versions_per_step == 0.0:
                 return [*lines, f"{reached} speed in sync mode, which waits for it; async hides it"]
             lag = self.added_lag(total, round_trip_s)
+            # A worker has a fixed number of places for gradients.
+            advice = f", and all of it with {needed}" if self.cargo == "samples" else ""
             lines.append(
-                f"{reached} speed with {self.num_grants} in flight, and all of it with {needed}; it adds {lag:,.3g} "
-                "versions to the lag"
+                f"{reached} speed with {self.num_grants} in flight{advice}; it adds {lag:,.3g} versions to the lag"
             )
         return lines
 
 
 def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool) -> float:
     """Bytes of a slot, a row or a gradient, divided by its environment steps."""
-    if plan.hogwild is not None:  # a gradient is as large as the weights
-        return 4 * num_weights * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
+    if plan.hogwild is not None:  # a gradient is as large as the weights; count, means and variances go with it
+        of_a_gradient = 4 * num_weights + _STATISTICS_BYTES * (spec.observation_size + 2)
+        return of_a_gradient * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
     if plan.replay is None:
         arrays = [each for each in slot_specs(spec, plan) if each.name not in OWN_WORDS]
         num_steps = plan.num_slots * plan.rollout * plan.envs_per_split

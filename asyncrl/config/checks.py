@@ -13,7 +13,13 @@ from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import format_value, refused_value, unknown_name
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
+from asyncrl.config.plan import (
+    PLACES_OF_A_WORKER,
+    HogwildPlan,
+    ReplayPlan,
+    ResourcePlan,
+    most_gradients_to_combine,
+)
 from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.settings import all_settings
 
@@ -168,11 +174,10 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if not config.is_off_policy and config.normalize_advantage and samples < 2:
         text = "--normalize_advantage=True needs two samples in an update; one environment with --rollout=1 gives one."
         yield _problem("rollout num_envs_per_worker normalize_advantage", text, "--rollout=2")
-    # One worker may hang, or one pool be gone, without blocking the others.
     of_a_pool = plan.num_workers_per_remote_host
-    num_gone, gone = (of_a_pool, "a pool may be gone") if 1 < of_a_pool < plan.num_workers else (1, "one may hang")
-    most = PLACES_OF_A_WORKER * max(1, plan.num_workers - num_gone)
+    most = most_gradients_to_combine(plan.num_workers, of_a_pool)
     if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
+        gone = "a pool may be gone" if 1 < of_a_pool < plan.num_workers else "one may hang"
         text = (
             f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is too large: each of {plan.num_workers} "
             f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and {gone}, which leaves {most}."

@@ -86,6 +86,12 @@ class HogwildPlan:
         return self.num_epochs * self.num_batches_per_epoch
 
 
+def most_gradients_to_combine(num_workers: int, num_workers_per_remote_host: int) -> int:
+    """The largest number that is still there while one worker hangs, or one of several pools is gone."""
+    has_others = 1 < num_workers_per_remote_host < num_workers
+    return PLACES_OF_A_WORKER * max(1, num_workers - (num_workers_per_remote_host if has_others else 1))
+
+
 @dataclass(frozen=True)
 class ResourcePlan:
     """Numbers of processes, environments, samples and slots of one run. Fields without a note are as in the settings.
@@ -166,6 +172,11 @@ class ResourcePlan:
         """Indices of the rollout workers of one pool."""
         first = self.num_local_workers + host_idx * self.num_workers_per_remote_host
         return range(first, first + self.num_workers_per_remote_host)
+
+    @property
+    def sends_gradients(self) -> bool:
+        """Whether workers send gradients to the process that steps."""
+        return self.hogwild is not None and self.hogwild.mode == "gradients"
 
     @property
     def num_local_splits(self) -> int:
@@ -439,9 +450,12 @@ def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tupl
     if config.backend != "hogwild":
         return None
     auto: HogwildMode = "shared" if config.is_off_policy else "synced"
-    count = config.num_gradients_to_combine
     mode = auto if config.hogwild_mode == "auto" else config.hogwild_mode
-    count = num_workers if count == "auto" else count
+    if config.num_gradients_to_combine != "auto":
+        count = config.num_gradients_to_combine
+    else:
+        of_a_pool = 0 if config.cluster == "none" else config.num_workers_per_remote_host
+        count = min(num_workers, most_gradients_to_combine(num_workers, of_a_pool))
     if not config.algorithm.uses_ratio:
         return HogwildPlan(mode, count, devices=devices)
     num_batches = max(1, num_envs * config.rollout // config.batch_size)

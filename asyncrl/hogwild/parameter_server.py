@@ -112,15 +112,15 @@ class ParameterServer:
         else:
             self._waker.wait(min(timeout_s, self._publish_every_s))
             self._phases.charge(Phase.WAIT_SAMPLES)
-            if time.monotonic() - self._published_at >= self._publish_every_s:
-                self._published_at = time.monotonic()
+            is_due = time.monotonic() - self._published_at >= self._publish_every_s
+            if is_due and self._places is None:  # otherwise nobody but this process changes the weights
                 self._refresh()
                 self._publish()
         return self.take_report() if time.monotonic() - self._reported_at >= _REPORT_EVERY_S else None
 
     def settle(self) -> None:
         """Waits at most two seconds until all workers have finished, and publishes the result."""
-        self._publish()  # it tells workers on other machines that all steps were made
+        self._publish()  # workers on other machines count the steps of the run that come with weights
         deadline = time.monotonic() + self._settle_s
         while not self._clock.have_all_finished and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -170,6 +170,7 @@ class ParameterServer:
         self._num_updates = self._learner.policy_version
 
     def _publish(self) -> None:
+        self._published_at = time.monotonic()
         block = self._learner.publication(self._block)
         self._publisher.publish(block, self._num_updates, self.env_steps)
         self._phases.charge(Phase.PUBLISH)

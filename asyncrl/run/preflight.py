@@ -145,7 +145,7 @@ def run(
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
-            if plan.num_remote_hosts > 0 and "cluster" not in _names(found):
+            if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
                 traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")

@@ -31,7 +31,13 @@ def main() -> int:
             num_envs_per_env_runner=options["num_envs_per_worker"],
             rollout_fragment_length=64,
         )
-        .training(lr=1e-12, train_batch_size_per_learner=DATASET_SIZE, minibatch_size=MINIBATCH_SIZE, num_epochs=2)
+        .training(
+            lr=1e-12,
+            train_batch_size_per_learner=DATASET_SIZE,
+            minibatch_size=MINIBATCH_SIZE,
+            num_epochs=2,
+            use_circular_buffer=False,  # each batch is trained on once, not in random order as often as time allows
+        )
         .rl_module(
             model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=True)
         )

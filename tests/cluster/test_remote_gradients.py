@@ -7,6 +7,7 @@ from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -206,6 +207,41 @@ def test_statistics_and_dropped_steps_outlive_a_pool() -> None:
     assert clock.unused_steps(0) == 0
 
 
+def test_dropped_steps_are_reported_once_though_the_next_pool_dies_before_its_first_gradient() -> None:
+    game = Game()
+    game.setup.control.count_steps(0, 5)
+    reported = 0
+    for _ in range(3):
+        game.replace(0)
+        (pool, _) = game.pools
+        reported += pool.clock.unused_steps(0)
+        pool.clock.mark_steps_used(0)
+        for _ in range(3):
+            pool.move()
+    assert reported == 5
+
+
+def test_steps_of_a_gradient_that_has_not_left_are_not_used() -> None:
+    game = Game()
+    pool = game.pools[0]
+    for _ in range(2):
+        pool.move()
+    take = pool.sender._places.take
+
+    def take_while_a_worker_goes_on(count: int) -> list[int] | None:
+        taken = take(count)
+        pool.compute(0)
+        pool.clock.finish(0)
+        return taken
+
+    with mock.patch.object(pool.sender._places, "take", take_while_a_worker_goes_on):
+        assert pool.compute(1)
+        sent = pool.sender.take(0.0)
+    assert sent is not None
+    assert [(state.used_steps, state.has_finished) for state in sent.states] == [(0, False), (ROLLOUT, False)]
+    assert [bool(state.moments) for state in sent.states] == [False, True]
+
+
 def test_a_gradient_for_a_place_that_the_pool_does_not_have_is_refused() -> None:
     game = Game()
     states = [WorkerStates(game.arena).read(0)]
@@ -229,3 +265,4 @@ def test_pools_know_the_steps_and_updates_of_the_run_and_tell_when_they_are_done
         for _ in range(2):
             owner.move()
     assert learners.have_all_finished
+    assert all(owner.sender.take(0.0) is None for owner in game.pools), "what has been told is not told again"

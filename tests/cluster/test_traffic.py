@@ -48,11 +48,15 @@ def test_bytes_of_gradients() -> None:
     pools = {"cluster": "ray", "num_remote_hosts": 3, "num_envs_per_worker": 2}
     plan = planned(algo="a2c", num_gradients_to_combine=2, **settings, **pools)
     traffic = Traffic.of(plan, BOX, num_weights=1000)
-    assert traffic.step_bytes == 4000 / (4 * 2), "a gradient of a rollout of two environments is as large as weights"
+    # A gradient of a rollout of two environments, and statistics of two numbers, of returns, and their counts.
+    assert traffic.step_bytes == (4000 + 16 * (2 + 1 + 1)) / (4 * 2)
     assert traffic.publications_per_step == traffic.versions_per_step == 1 / (2 * 4 * 2)
     assert (traffic.granted_steps, traffic.num_grants) == (8, 2)
     passes = planned(algo="ppo", num_epochs=3, batch_size=4, num_gradients_to_combine=2, **settings, **pools)
     assert Traffic.of(passes, BOX, 1000).step_bytes == 6 * traffic.step_bytes, "six gradients of each rollout"
+    lines = traffic.describe(Network(8.0, round_trip_ms=100.0, worker_steps_per_s=100.0))
+    assert "gradients of" in lines[1] and "gradients arrive" in lines[2]
+    assert "with 2 in flight; it adds" in lines[3], "no other number can be chosen"
 
 
 def traffic(**changes: object) -> Traffic:

@@ -312,6 +312,10 @@ def test_only_gradients_of_the_hogwild_backend_come_from_other_machines(settings
     given = {**HOGWILD, "hogwild_mode": "gradients", "cluster": "ray", "num_workers": "auto", "num_remote_hosts": 2}
     assert text in only(problems(gpu, **{**given, **settings})).text
     assert problems(gpu, **given) == problems(gpu, **{**given, "algo": "ppo"}) == []
+    beside = {**given, "num_workers": 1, "num_remote_hosts": 1, "num_workers_per_remote_host": 4}
+    assert problems(gpu, **beside) == []
+    hogwild = resolve(TrainConfig(**beside), gpu).hogwild
+    assert hogwild is not None and hogwild.num_gradients_to_combine == 2, "the pool may be gone"
 
 
 def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_there_is_a_gpu() -> None:
