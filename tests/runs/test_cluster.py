@@ -197,26 +197,35 @@ def test_gradients_of_the_workers_of_a_pool_find_the_right_actions(cluster: RayC
     wait_until(lambda: not cluster.pools())
 
 
-def test_each_gradient_that_comes_from_pools_which_die_is_one_update(cluster: RayCluster, tmp_path: Path) -> None:
-    ledgers, of_probe = tmp_path / "ledgers", tmp_path / "of_probe"
+def run_gradients(
+    folder: Path, cluster: RayCluster, victim: Callable[[], psutil.Process], count: int, **more: Any
+) -> FinishedRun:
+    """A run of A3C whose two workers are in two pools, some of which are killed; checks how many updates it made."""
+    ledgers, of_probe = folder / "ledgers", folder / "of_probe"
     ledgers.mkdir()
     of_probe.mkdir()
     case = Case("a2c-gradients", "async-local", killed="rollout")
     settings = {**case.settings(ledgers), **REMOTE, **GRADIENTS, "ray_address": cluster.address}
-    settings |= {"num_gradients_to_combine": 1, "num_envs_per_worker": 2, "train_for_env_steps": 4000}
-    killer = Killer(ledgers, 2, lambda: cluster.pools()[0], 4)
+    settings |= {"num_gradients_to_combine": 1, "num_envs_per_worker": 2, **more}
+    killer = Killer(ledgers, count, victim, 4)
     killer.start()
-    finished = run(tmp_path, case.mode, ENV, spec=case.spec(of_probe), **settings)
+    finished = run(folder, case.mode, ENV, spec=case.spec(of_probe), **settings)
     killer.join()
-    assert finished.outcome.is_complete and killer.num_killed == len(restarts(finished)) == 2
+    assert finished.outcome.is_complete and killer.num_killed == count
     lives, of_a_gradient = read_ledgers(ledgers).values(), 2 * finished.plan.rollout
-    # Two workers whose pools die and two whose pools are closed: two gradients each, and a rollout.
-    most_lost = 4 * (PLACES_OF_A_WORKER + 1) * of_a_gradient
+    # The workers that die or whose pools do, and two whose pools are closed: two gradients each, and a rollout.
+    most_lost = (count + 2) * (PLACES_OF_A_WORKER + 1) * of_a_gradient
     assert 0 <= sum(map(len, lives)) - finished.outcome.env_steps <= most_lost
     trained = finished.learner_reports[-1].num_updates * of_a_gradient
     made = sum(life.num_rows for life in lives)
     assert made - 2 * (most_lost + finished.dropped_by_workers) <= trained <= made
     wait_until(lambda: not cluster.pools())
+    return finished
+
+
+def test_each_gradient_that_comes_from_pools_which_die_is_one_update(cluster: RayCluster, tmp_path: Path) -> None:
+    finished = run_gradients(tmp_path, cluster, lambda: cluster.pools()[0], 2, train_for_env_steps=4000)
+    assert len(restarts(finished)) == 2
 
 
 @pytest.mark.timeout(480)
@@ -234,22 +243,34 @@ def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
     wait_until(lambda: not cluster.pools())
 
 
+def anybody(cluster: RayCluster, folder: Path) -> Callable[[], psutil.Process]:
+    """Chooses a pool, a worker of one, or a bridge of the run in `folder`."""
+    chosen = random.Random(50)
+
+    def victim() -> psutil.Process:
+        logs = sorted(folder.glob("pool-*.log"))
+        started = [re.findall(r"pool-\d+ INFO started as process (\d+)", log.read_text()) for log in logs]
+        bridges = [psutil.Process(int(pids[-1])) for pids in started]
+        return chosen.choice([*cluster.pools(), *cluster.workers(), *bridges])
+
+    return victim
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_gradients_are_applied_once_under_fifty_random_deaths(cluster: RayCluster, tmp_path: Path) -> None:
+    settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0}
+    finished = run_gradients(tmp_path, cluster, anybody(cluster, tmp_path), 50, **settings)
+    assert len(restarts(finished)) > 25
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("learner", ["ppo", "sac"])
 def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(
     cluster: RayCluster, tmp_path: Path, learner: str
 ) -> None:
-    chosen = random.Random(50)
-
-    def victim() -> psutil.Process:
-        started = [re.findall(r"pool-\d+ INFO started as process (\d+)", log.read_text()) for log in logs()]
-        bridges = [psutil.Process(int(pids[-1])) for pids in started]
-        return chosen.choice([*cluster.pools(), *cluster.workers(), *bridges])
-
-    def logs() -> list[Path]:
-        return sorted(tmp_path.glob("pool-*.log"))
-
+    victim = anybody(cluster, tmp_path)
     case = Case(learner, "async-local", rnn_type="gru" if learner == "ppo" else "", killed="rollout")
     settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0, "replay_size": 60_000}
     finished, counts = run_case(case, tmp_path, cluster, victim, 50, **settings)
