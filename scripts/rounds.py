@@ -50,13 +50,22 @@ ENDLESS = (
 """Flags of runs that end after some seconds, whose speed is measured."""
 
 
-def env_steps_per_s(name: str, env: str, flags: Sequence[str], options: argparse.Namespace, round_idx: int) -> float:
+def env_steps_per_s(
+    name: str,
+    env: str,
+    flags: Sequence[str],
+    options: argparse.Namespace,
+    round_idx: int,
+    start_s: float = START_ALLOWANCE_S,
+) -> float:
     """Trains for the seconds of the measurement, with `ENDLESS`, and returns the environment steps per second.
+
+    `start_s` is the time that the run is given until its first step.
 
     Raises:
         TaskFailed: the run failed.
     """
-    seconds = f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}"
+    seconds = f"--train_for_seconds={options.warm_up_s + options.measure_s + start_s:g}"
     workshop = Workshop(options.work_dir.resolve(), TrainConfig(env=env), options.warm_up_s, options.measure_s)
     task = Task("throughput", name, round_idx, (f"--env={env}", *ENDLESS, *flags, seconds), ())
     figures = workshop.carry_out(task)

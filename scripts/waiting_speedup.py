@@ -26,7 +26,7 @@ import os
 import sys
 from pathlib import Path
 
-from rounds import Row, carry_out, env_steps_per_s, parser
+from rounds import START_ALLOWANCE_S, Row, carry_out, env_steps_per_s, parser
 
 from asyncrl.benchmark import main as benchmark
 from asyncrl.plot import main as plot
@@ -49,6 +49,8 @@ POOLED = {
     "SAC, pools": ("--algo=sac", "--updates_per_env_step=0.03125", "--warmup_env_steps=1600"),
     "A3C, gradients of pools": ("--algo=a2c", "--rollout=32", *GRADIENTS),
 }
+POOL_START_S = 4.0
+"""The processes of each pool import for some seconds; pools on one machine share its cores meanwhile."""
 BOUNDED = "A3C, synced, 8 workers"
 # Minibatches of each rank; an optimizer step has those of all ranks.
 RANKED = {
@@ -81,7 +83,9 @@ def pooled_rows(options: argparse.Namespace, address: str) -> list[Row]:
         for num_pools in options.num_workers:
             pools = ("--cluster=ray", f"--ray_address={address}", f"--num_remote_hosts={num_pools}")
             of_run = (*flags, *pools, "--num_envs_per_worker=4")
-            measure = functools.partial(steps_per_s, f"pools_{flags[0][7:]}_{num_pools}", of_run, options)
+            start_s = POOL_START_S * (1 + num_pools)
+            name = f"pools_{flags[0][7:]}_{num_pools}"
+            measure = functools.partial(steps_per_s, name, of_run, options, start_s=start_s)
             found.append(Row(algorithm, f"{num_pools} pools", measure))
     return found
 
@@ -100,10 +104,16 @@ def measure_pools(options: argparse.Namespace, about: str) -> bool:
         cluster.shutdown()
 
 
-def steps_per_s(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
+def steps_per_s(
+    name: str,
+    flags: tuple[str, ...],
+    options: argparse.Namespace,
+    round_idx: int,
+    start_s: float = START_ALLOWANCE_S,
+) -> float:
     """Returns the environment steps per second of a run."""
     of_env = f'--env_kwargs={{"step_ms": {options.step_ms:g}}}'
-    return env_steps_per_s(name, ENV, (of_env, *COMMON, *flags), options, round_idx)
+    return env_steps_per_s(name, ENV, (of_env, *COMMON, *flags), options, round_idx, start_s)
 
 
 def measure_ranks(options: argparse.Namespace) -> int:

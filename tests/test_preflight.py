@@ -199,7 +199,7 @@ def test_keys_that_only_the_critic_sees_are_there_and_leave_the_actor_something(
     assert said in str(problem)
     assert checked("--env=Keys-v0", "--critic_only_keys=hidden").problems == ()
     (problem,) = checked("--env=Choice-v0", "--critic_only_keys=hidden").problems
-    assert "there are none" in str(problem)
+    assert "no such key of observations; they have no keys." in str(problem)
 
 
 def test_other_goals_need_single_environments_with_goals(probed: dict[str, EnvSpec]) -> None:

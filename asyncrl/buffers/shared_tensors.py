@@ -260,14 +260,18 @@ class WorkerStates:
         names = [spec.name[len("moments.") : -len(".values")] for spec in arena.specs if _holds_moments(spec.name)]
         self._moments = {name: SharedMoments(arena, name) for name in names}
 
-    def read(self, worker_idx: int) -> WorkerState:
-        """Returns a copy of the state of a worker."""
+    def read(self, worker_idx: int, with_moments: bool = True) -> WorkerState:
+        """Returns a copy of the state of a worker; without its statistics if they are not wanted."""
         return WorkerState(
             worker_idx,
             int(self._used_steps[worker_idx]),
             bool(self._has_finished[worker_idx]),
-            {name: moments.entry(worker_idx + 1) for name, moments in self._moments.items()},
+            self.moments_of(worker_idx) if with_moments else {},
         )
+
+    def moments_of(self, worker_idx: int) -> dict[str, DoubleArray]:
+        """Returns copies of a worker's entries of all `SharedMoments`, by name."""
+        return {name: moments.entry(worker_idx + 1) for name, moments in self._moments.items()}
 
     def write(self, state: WorkerState) -> None:
         """Replaces the state of a worker (the process that stands for it)."""

@@ -160,7 +160,7 @@ class RemoteGradientSender:
             places,
             self._places.values[places].copy(),
             [
-                dataclasses.replace(state, moments=self._states.read(state.worker_idx).moments)
+                dataclasses.replace(state, moments=self._states.moments_of(state.worker_idx))
                 if state.worker_idx in with_moments
                 else state
                 for state in states
@@ -169,4 +169,4 @@ class RemoteGradientSender:
 
     def _state_of(self, worker_idx: int) -> WorkerState:
         """The state of a worker without its statistics, which go with its gradients."""
-        return dataclasses.replace(self._states.read(worker_idx), moments={})
+        return self._states.read(worker_idx, with_moments=False)

@@ -280,7 +280,7 @@ def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
     for key in keys:
         of_key = [part for part in parts if part.is_in([key])]
         if not of_key:
-            found = f"those of {spec.env_id} are {', '.join(map(str, names))}" if names else "there are none"
+            found = f"those of {spec.env_id} are {', '.join(map(str, names))}" if names else "they have no keys"
             yield Problem(
                 ("critic_only_keys", "env"), f"--critic_only_keys={key}: no such key of observations; {found}."
             )

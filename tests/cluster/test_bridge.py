@@ -178,6 +178,22 @@ def test_a_slot_is_accepted_once(link: Link) -> None:
         link.bridge.poll()
 
 
+def test_a_pool_is_told_once_that_the_run_is_to_stop(link: Link) -> None:
+    link.bridge.poll()
+    assert not link.pool.open("request_stop")
+    link.setup.control.request_stop()
+    for _ in range(3):
+        link.bridge.poll()
+    assert len(link.pool.open("request_stop")) == 1
+
+
+def test_steps_are_counted_before_what_they_became_is_written(link: Link) -> None:
+    counted = []
+    link.bridge._receiver.write = lambda cargo, offset_s: counted.append(link.setup.control.collected_steps(0))
+    link.bridge._unpack(link.parcel(0, [0], collected=7))
+    assert counted == [7]
+
+
 def test_what_environments_are_told_is_passed_on_one_after_the_other(link: Link) -> None:
     link.setup.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"level": 3}, 1)))
     link.bridge.poll()
