@@ -217,11 +217,13 @@ class ReplayStripes:
         """Ends the open episodes of a worker that died (its successor, before its first row).
 
         The row after the last complete one becomes a final observation, at which no transition starts. So no transition
-        leads from the dead worker's episodes into new ones, and its unpublished row is dropped.
+        leads from the dead worker's episodes into new ones, and its unpublished row is dropped. If none starts at the
+        last complete row, nothing is open: a worker that dies before its first row leaves no row behind.
         """
-        if self.num_rows[split_idx] > 0:
-            self._close_after(split_idx, self.num_rows[split_idx])
-            self.num_rows[split_idx] += 1
+        num_rows = self.num_rows[split_idx]
+        if num_rows > 0 and self.valid[split_idx, (num_rows - 1) % self.capacity].any():
+            self._close_after(split_idx, num_rows)
+            self.num_rows[split_idx] = num_rows + 1
 
     def content(self) -> SavedReplay:
         """Returns all complete rows as views, oldest first (learner); workers may continue to write.

@@ -121,6 +121,15 @@ def test_no_transition_leads_from_a_dead_worker_to_the_one_that_follows(written:
         check_one_step(batch, 1.0)
 
 
+def test_a_worker_that_dies_before_its_first_row_leaves_no_row_behind() -> None:
+    _, stripes = new_replay(1, 3, 8)
+    TaggedWriter(stripes, 0, seed=1, end_probability=0.2).write_rows(4)
+    for _ in range(3):  # a worker, and two that take its place
+        stripes.close_episodes(0)
+    assert stripes.num_rows[0] == 5
+    assert not stripes.valid[0, 4].any()
+
+
 LAYOUTS = [(1, 1), (3, 2), (6, 1), (1, 7), (4, 5)]
 
 
