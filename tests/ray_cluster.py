@@ -32,16 +32,16 @@ cluster.shutdown()
 class RayCluster:
     """A head without CPUs, and nodes with two. Nodes share this machine, which Ray does not know."""
 
-    def __init__(self, num_nodes: int = NUM_NODES) -> None:
+    def __init__(self, num_nodes: int = NUM_NODES, **environment: str) -> None:
         # Ray cannot start an interpreter whose path contains a space, sockets need a short path, and Ray's usual folder
         # may belong to another user.
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         (self._folder / "python").symlink_to(sys.prefix)
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self._folder)}
+        own = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self._folder), **environment}
         interpreter = self._folder / "python" / Path(sys.executable).relative_to(sys.prefix)
         command = [str(interpreter), "-c", _PROGRAM, str(num_nodes)]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert self._process.stdout is not None
         try:
@@ -99,9 +99,9 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def started() -> Iterator[RayCluster]:
-    """A cluster, which ends with the context."""
-    cluster = RayCluster()
+def started(num_nodes: int = NUM_NODES, **environment: str) -> Iterator[RayCluster]:
+    """A cluster, which ends with the context; its processes have further variables of the environment."""
+    cluster = RayCluster(num_nodes, **environment)
     try:
         yield cluster
     finally:

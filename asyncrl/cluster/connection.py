@@ -31,6 +31,9 @@ import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
 """
 
+_NO_TOKEN = "InvalidAuthToken"
+"""What Ray writes if it is refused. `ray start` asks for a token where there is one, other programs do not send it."""
+
 
 class Connection(Protocol):
     """A pool somewhere else."""
@@ -59,6 +62,11 @@ def find_problem(config: TrainConfig) -> str | None:
         return f"No Ray cluster answered at --ray_address={config.ray_address} within {_LOOK_S:g} s."
     if found.returncode == 0:
         return None
+    if _NO_TOKEN in found.stderr:
+        return (
+            f"The Ray cluster at --ray_address={config.ray_address} asks for a token: export RAY_AUTH_MODE=token, and give "
+            "this machine the token of the cluster, in ~/.ray/auth_token or RAY_AUTH_TOKEN."
+        )
     reason = found.stderr.strip().rpartition("\n")[2].partition(": ")[2] or f"exit code {found.returncode}"
     return f"--ray_address={config.ray_address}: no Ray cluster can be reached there ({reason.rstrip('.')})."
 

@@ -1,4 +1,4 @@
-"""Clusters that cannot be used, each in one sentence; none is started here."""
+"""Clusters that cannot be used, each in one sentence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import Any, cast
 
 import pytest
+import ray_cluster
 
 from asyncrl.cluster import connection, pool
 from asyncrl.cluster.connection import RayConnection, find_problem
@@ -44,6 +45,18 @@ def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(subprocess, "run", look)
     expected = "no Ray cluster can be reached there (Could not find any running Ray instance)."
     assert problem("auto") == f"--ray_address=auto: {expected}"
+
+
+@pytest.mark.long
+def test_a_cluster_that_asks_for_a_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ray_cluster.started(0, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64) as cluster:
+        monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+        assert "asks for a token: export RAY_AUTH_MODE=token" in str(problem(cluster.address))
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "b" * 64)
+        assert "asks for a token" in str(problem(cluster.address))
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+        assert problem(cluster.address) is None
 
 
 def test_a_cluster_that_has_ended_is_the_end_of_the_run(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
