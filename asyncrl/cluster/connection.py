@@ -64,8 +64,8 @@ def find_problem(config: TrainConfig) -> str | None:
         return None
     if _NO_TOKEN in found.stderr:
         return (
-            f"The Ray cluster at --ray_address={config.ray_address} asks for a token: export RAY_AUTH_MODE=token, and give "
-            "this machine the token of the cluster, in ~/.ray/auth_token or RAY_AUTH_TOKEN."
+            f"The Ray cluster at --ray_address={config.ray_address} asks for a token: export RAY_AUTH_MODE=token, and "
+            "give this machine the token of the cluster, in ~/.ray/auth_token or RAY_AUTH_TOKEN."
         )
     reason = found.stderr.strip().rpartition("\n")[2].partition(": ")[2] or f"exit code {found.returncode}"
     return f"--ray_address={config.ray_address}: no Ray cluster can be reached there ({reason.rstrip('.')})."

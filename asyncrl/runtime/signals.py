@@ -10,8 +10,9 @@ import time
 from types import FrameType
 from typing import Any
 
-_SAME_REQUEST_S = 1.0
-"""`timeout` sends SIGTERM to the program and at once to its process group: that is one request."""
+_SAME_REQUEST_S = {signal.SIGTERM: 1.0, signal.SIGINT: 0.1}
+"""A program that started this one may send its signal twice, as `timeout` does to the program and to its process group:
+that is one request. Nobody presses Ctrl-C twice in a tenth of a second."""
 
 _ANSWER = (
     "stopping after the current update, then saving.\n"
@@ -79,7 +80,7 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now, before = time.monotonic(), self._received_at
-        if number == signal.SIGTERM and self._received[-1:] == [number] and now - before < _SAME_REQUEST_S:
+        if self._received[-1:] == [number] and now - before < _SAME_REQUEST_S[signal.Signals(number)]:
             return
         self._received.append(number)
         self._received_at, self.was_asked = now, True

@@ -451,12 +451,14 @@ def test_ctrl_c_interrupts_a_run_and_means_what_it_meant_before(tmp_path: Path) 
     assert (result.status, result.stop_signal) == ("interrupted", signal.SIGINT)
     assert result.policy().act(np.zeros(4)) in (0, 1)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+    def interrupt_twice(*_: Any) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.2)  # two signals at once are one request
+
     with pytest.raises(KeyboardInterrupt, match="Second Ctrl-C: stopped at once"):
-        train(
-            tmp_path,
-            Noting(record=once(lambda *_: [signal.raise_signal(signal.SIGINT) for _ in range(2)])),
-            train_for_env_steps=10**8,
-        )
+        train(tmp_path, Noting(record=once(interrupt_twice)), train_for_env_steps=10**8)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 

@@ -30,17 +30,23 @@ def test_once_is_a_request_and_twice_an_order(
         assert raised.value.exit_code == stop.exit_code == exit_code
 
 
-def test_sigterm_to_the_program_and_to_its_group_is_one_request() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_program_and_to_its_group_is_one_request(number: signal.Signals) -> None:
     with StopSignals() as stop:
         for _ in range(2):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         assert stop.check()
 
 
-def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_request_is_answered_at_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert "Ctrl-C: stopping after the current update" in capfd.readouterr().err
+        now += 0.2
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(StopAtOnce, match="Second Ctrl-C: stopped at once"):
             stop.check()
