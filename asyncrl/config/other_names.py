@@ -57,7 +57,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "share_features_extractor": OtherName(
         STABLE_BASELINES, "actor_critic_share_weights", "shares all hidden layers, those of net_arch too"
     ),
-    "action_noise": OtherName(STABLE_BASELINES, "exploration_noise", "TD3; its deviation is --exploration_stddev"),
+    "action_noise": OtherName(STABLE_BASELINES, "exploration_noise", "TD3's deviation is --exploration_stddev"),
     "policy_noise": OtherName(CLEANRL, "target_policy_noise"),
     "noise_clip": OtherName(CLEANRL, "target_noise_clip"),
     "buffer_size": OtherName(STABLE_BASELINES, "replay_size"),
@@ -170,7 +170,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "max_requests_in_flight_per_env_runner": OtherName(
         RLLIB, "num_batches_to_accumulate", "datasets that may wait, of all workers"
     ),
-    "twin_q": OtherName(RLLIB, "", "SAC has two critics"),
+    "twin_q": OtherName(RLLIB, "num_critics", "2, the default, is twin_q=True"),
     "num_rollout_workers": OtherName(RLLIB, "num_workers"),
     "num_sgd_iter": OtherName(RLLIB, "num_epochs"),
     "sgd_minibatch_size": OtherName(RLLIB, "batch_size"),
@@ -183,8 +183,8 @@ OTHER_NAMES: dict[str, OtherName] = {
     "actor_lr": OtherName(RLLIB, "learning_rate", _ONE_RATE),
     "critic_lr": OtherName(RLLIB, "learning_rate", _ONE_RATE),
     "alpha_lr": OtherName(RLLIB, "learning_rate", _ONE_RATE),
-    "initial_alpha": OtherName(RLLIB, "ent_coef", "a fixed value; auto starts at 1"),
-    "replay_buffer_config": OtherName(RLLIB, "replay_size", "its capacity; all steps are drawn equally often"),
+    "initial_alpha": OtherName(RLLIB, "initial_ent_coef", "with --ent_coef=auto"),
+    "replay_buffer_config": OtherName(RLLIB, "replay_size", "its capacity; DQN: see --prioritized_replay"),
     "store_buffer_in_checkpoints": OtherName(RLLIB, "save_replay"),
     "num_steps_sampled_before_learning_starts": OtherName(RLLIB, "warmup_env_steps"),
     "training_intensity": OtherName(RLLIB, "updates_per_env_step", "training_intensity / batch_size"),
