@@ -77,20 +77,28 @@ def soft_value_of_choices(values: Tensor, log_probs: Tensor, ent_coef: Tensor) -
     return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1)
 
 
-def soft_value_of_parts(values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+def soft_value_of_parts(
+    values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor, num_groups: int = 1
+) -> Tensor:
     """Soft state value `[B]` of actions with continuous dimensions and choices.
 
     The expectation over choices is exact, as in `soft_value_of_choices`; over continuous actions it is one sample, as
-    in `soft_value`. With choices in several groups both the value and the entropy are sums over groups. The negative
-    mean is the loss of the policy (equation 9, and Christodoulou, equation 12).
+    in `soft_value`. The negative mean is the loss of the policy (equation 9, and Christodoulou, equation 12).
+
+    With choices in several groups both the value and the entropy are sums over groups. Only the sum of a critic is
+    trained, not how the critic shares it out among the groups, so the smaller critic is the one with the smaller sum.
 
     Args:
         values: [K, B, N], of all combinations of choices, with the continuous numbers that were drawn.
         log_probs: [B, N], of the combinations; in each group they add up to 1.
         log_prob: [B], of the continuous numbers.
         ent_coef: scalar alpha.
+        num_groups: groups of choices.
     """
-    return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1) - ent_coef * log_prob
+    probs = log_probs.exp()
+    if num_groups == 1:
+        return (probs * (values.amin(0) - ent_coef * log_probs)).sum(-1) - ent_coef * log_prob
+    return (probs * values).sum(-1).amin(0) - ent_coef * ((probs * log_probs).sum(-1) + log_prob)
 
 
 def soft_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:

@@ -67,11 +67,15 @@ class DqnLearner(ReplayLearner):
 
     def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> UpdateMetrics | None:
         """See `ReplayLearner.train`; also sets the probability of a choice at random."""
-        epsilon = self._reported["exploration_rate"] = exploration_rate(self._config, env_steps_before)
-        self.model.epsilon.fill_(epsilon)
+        self.set_exploration(env_steps_before)
         metrics = super().train(batches, env_steps_before)
-        self.model.epsilon.fill_(epsilon)  # weight decay changes all parameters
+        self.set_exploration(env_steps_before)  # weight decay changes all parameters
         return metrics
+
+    def set_exploration(self, env_steps: int) -> None:
+        """See `ReplayLearner.set_exploration`: the probability of a choice at random."""
+        epsilon = self._reported["exploration_rate"] = exploration_rate(self._config, env_steps)
+        self.model.epsilon.fill_(epsilon)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """One update of any network."""

@@ -113,7 +113,7 @@ class RecurrentSacLearner(_SequenceLearner, SacLearner):
         # Target: the expected return after each row, by the smaller of two target critics.
         action, log_prob, log_probs = self._sample(parameters.detach()[after:], noise[-size:])
         next_values = rows.values(target_critic, rows.features(target_critic)[after:], action)
-        next_value = sac.soft_value_of_parts(next_values, log_probs, log_prob, ent_coef)
+        next_value = self._soft_value(next_values, log_probs, log_prob, ent_coef)
         target = sac.soft_target(rows.reward, rows.discount, next_value)
         # Critics and target critics.
         with torch.enable_grad():
@@ -133,7 +133,7 @@ class RecurrentSacLearner(_SequenceLearner, SacLearner):
         with torch.enable_grad():
             action, log_prob, log_probs = self._sample(parameters[:-after], noise[:size])
             values = rows.values(self.critic, features, action)
-            loss = -rows.mean(sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef))
+            loss = -rows.mean(self._soft_value(values, log_probs, log_prob, ent_coef))
             self._actor.flat.zero_grad()
             loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
         entropy = -rows.mean((log_prob + expected(log_probs, log_probs)).detach())

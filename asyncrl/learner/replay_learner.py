@@ -322,6 +322,9 @@ class ReplayLearner:
     def _take_statistics(self) -> None:
         self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
+    def set_exploration(self, env_steps: int) -> None:
+        """Sets what follows from the environment steps so far and is published with the weights; here nothing."""
+
     @torch.no_grad()
     def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> UpdateMetrics | None:
         """Makes one update for each batch; skips steps whose loss or gradient is not finite.

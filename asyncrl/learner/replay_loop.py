@@ -93,6 +93,7 @@ class ReplayLoop:
         self._stop_at = self._steps_before + most_env_steps  # as the stripes count
         self._unreported: list[UpdateMetrics] = []
         self._report_started = time.monotonic()
+        learner.set_exploration(first_env_steps)
         self._publish()
 
     @property

@@ -62,6 +62,7 @@ class SacLearner(ReplayLearner):
         self.target_critic = copy.deepcopy(self.critic) if config.use_target_critics else None
         self._support: Tensor | None = getattr(self.critic, "support", None)
         self._parts = actor.parts.to(device)
+        self._num_choices = torch.tensor(self._parts.sizes, device=device)
         self._target_entropy: float | None = None  # with masks it depends on the observations
         if config.target_entropy != "auto":
             self._target_entropy = config.target_entropy
@@ -136,7 +137,7 @@ class SacLearner(ReplayLearner):
             )
             next_outputs = next_outputs[pair[0]] if pair else next_outputs
             if self._support is None:
-                next_value = sac.soft_value_of_parts(next_outputs, log_probs[-size:], log_prob[-size:], ent_coef)
+                next_value = self._soft_value(next_outputs, log_probs[-size:], log_prob[-size:], ent_coef)
                 values = self._parts.chosen_values(outputs, batch.action)
                 target = sac.soft_target(reward, batch.discount, next_value)
                 loss = 0.5 * (values - target).square().mean(1).sum()
@@ -164,7 +165,7 @@ class SacLearner(ReplayLearner):
             action, log_prob, log_probs = self._draw(obs, noise[:size])
             values = self._outputs(self.critic.values, obs, action)
             values = values.mean(0, keepdim=True) if pair else values
-            loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
+            loss = -self._soft_value(values, log_probs, log_prob, ent_coef).mean()
             self._actor.flat.zero_grad()
             loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
         entropy = -(log_prob + expected(log_probs, log_probs)).detach().mean()
@@ -176,6 +177,9 @@ class SacLearner(ReplayLearner):
             parameters = self.model(*inputs)
         sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
         return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
+
+    def _soft_value(self, values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+        return sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef, self._parts.num_groups)
 
     def _outputs_of_critics(
         self, obs: Inputs, action: Tensor, next_obs: Inputs, next_action: Tensor
@@ -312,8 +316,8 @@ class SacLearner(ReplayLearner):
         """The largest possible entropy of choices that masks allow, as a mean over observations."""
         allowed = obs.floats[:, self.model.layout.num_features :] != 0
         counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
-        sizes = torch.tensor(self._parts.sizes, device=counts.device)
-        return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask that forbids all is ignored
+        counts = torch.where(counts > 0, counts, self._num_choices)  # a mask that forbids all is ignored
+        return counts.log().sum(1).mean()
 
 
 def expected(log_probs: Tensor, values: Tensor) -> Tensor:

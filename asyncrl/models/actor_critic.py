@@ -23,6 +23,7 @@ from asyncrl.models.encoders import (
     split_tensor,
 )
 from asyncrl.models.normalized import NormalizedModel
+from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import make_actor_encoder, make_core, make_encoder
 
 _POLICY_HEAD_GAIN = 0.01
@@ -229,8 +230,13 @@ class ActorCritic(NormalizedModel):
         return [(encoder, core) for encoder, core in networks if core is not None]
 
     def _heads(self, inputs: Inputs, features: Tensor, critic_features: Tensor) -> ForwardResult:
-        (policy_weight, policy_bias), (value_weight, value_bias) = self.heads
-        outputs = linear(features, policy_weight, policy_bias)
+        outputs, value = self._outputs(features, critic_features)
         mask = inputs.floats[:, self.layout.num_features :] if self.layout.num_mask else None
-        parameters = self.distribution.parameters_of(outputs, self.log_std, mask)
-        return ForwardResult(parameters, linear(critic_features, value_weight, value_bias).squeeze(-1))
+        return ForwardResult(self.distribution.parameters_of(outputs, self.log_std, mask), value)
+
+    def _outputs(self, features: Tensor, critic_features: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of the policy's head `[B, O]`, and normalized values `[B]`; autocast rounds neither."""
+        (policy_weight, policy_bias), (value_weight, value_bias) = self.heads
+        with without_autocast(features):
+            outputs = linear(features.to(policy_weight), policy_weight, policy_bias)
+            return outputs, linear(critic_features.to(value_weight), value_weight, value_bias).squeeze(-1)

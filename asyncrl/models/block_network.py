@@ -16,6 +16,7 @@ from torch.nn.functional import batch_norm
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.activations import ACTIVATIONS
+from asyncrl.models.precision import without_autocast
 from asyncrl.models.stacked_mlp import LAYER_NORM_EPS, StackedMlp
 
 EXPANSION = 4
@@ -80,9 +81,10 @@ class BlockNetwork(nn.Module):
         return self.head.bias[:, 0]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs `[K, B, out]` for inputs `[B, in]`, which all networks share."""
-        features = inputs.expand(self.num_networks, *inputs.shape)
-        outputs: Tensor = self.head(self.hidden(features))
+        """Outputs `[K, B, out]` for inputs `[B, in]`, which all networks share; autocast rounds none of the outputs."""
+        features = self.hidden(inputs.expand(self.num_networks, *inputs.shape))
+        with without_autocast(features):
+            outputs: Tensor = self.head(features.to(self.head.weight))
         return outputs
 
 

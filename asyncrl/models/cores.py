@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.encoders import Inputs
+from asyncrl.models.precision import without_autocast
 
 
 def unroll_after(encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins: Tensor, burn_in: int = 0) -> Tensor:
@@ -44,14 +45,14 @@ def unroll_after(encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins:
 
 def _unrolled(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
     """`core.unroll` in the precision of `state`, as in rollouts."""
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features):
         unrolled: Tensor = core.unroll(features.to(state), state, begins)
     return unrolled
 
 
 def _state_after(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
     """The state `[B, S]` after all rows of `features: [T, B, in]`, in the precision of `state`."""
-    with torch.autocast(features.device.type, enabled=False):
+    with without_autocast(features):
         for row, has_begun in zip(features.to(state), begins, strict=False):
             _, state = core.step(row, state.masked_fill(has_begun.unsqueeze(-1), 0.0))
     return state
@@ -101,7 +102,7 @@ class RecurrentCore(nn.Module):
                 on where episodes end, and the host reads nothing.
         """
         if torch.is_autocast_enabled(features.device.type):
-            with torch.autocast(features.device.type, enabled=False):
+            with without_autocast(features):
                 return self.unroll(features.float(), state, begins, num_pieces)
         if num_pieces > 0:
             return self._unroll_padded(features, state, begins, num_pieces)

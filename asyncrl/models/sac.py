@@ -25,6 +25,7 @@ from asyncrl.models.distributions import (
 )
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.normalized import NormalizedModel
+from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_core, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.runtime.seeding import Stream, derive_seed
@@ -91,6 +92,7 @@ class SacActor(NormalizedModel):
 
     rnn_state_size = 0
     core: Any
+    _is_deviation: Tensor
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__(spec.observation, config.normalize_input)
@@ -107,8 +109,9 @@ class SacActor(NormalizedModel):
         self.has_passes = type(self) is SacActor and has_perceptron and self.parts.is_plain
         positions = list(self.distribution.deviation_positions)
         if positions:
-            self._is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
-            self._is_deviation[positions] = True
+            is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
+            is_deviation[positions] = True
+            self.register_buffer("_is_deviation", is_deviation, persistent=False)
             self._set_initial_stddev(config.initial_stddev)
         self._add_statistics()
 
@@ -193,7 +196,7 @@ class SacActor(NormalizedModel):
             mean, raw_log_std = outputs.chunk(2, dim=-1)
             return torch.cat((mean, limit_log_std(raw_log_std)), dim=-1)
         if self.distribution.num_deviations > 0:
-            outputs = torch.where(self._is_deviation.to(outputs.device), limit_log_std(outputs), outputs)
+            outputs = torch.where(self._is_deviation, limit_log_std(outputs), outputs)
         return self.distribution.parameters_of(outputs, None, mask)
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
@@ -268,7 +271,8 @@ class TwinCritic(nn.Module):
             torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
             self.core: Any = None
-            num_features, hidden = spec.observation_size, config.critic_mlp_layers or config.encoder_mlp_layers
+            hidden = config.encoder_mlp_layers if config.critic_mlp_layers is None else config.critic_mlp_layers
+            num_features = spec.observation_size
             if needs_encoder(spec, config):
                 self.encoder = encoder = make_encoder(spec.observation, config)
                 num_features, hidden = encoder.output_size, hidden[-1:]
@@ -282,7 +286,8 @@ class TwinCritic(nn.Module):
     def values(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Values `[K, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
         if self.support is not None:
-            return self.log_probs(inputs, action).exp() @ self.support
+            with without_autocast(self.support):
+                return self.log_probs(inputs, action).exp() @ self.support
         return self._outputs(inputs, action)
 
     def log_probs(self, inputs: Inputs, action: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.models.activations import ACTIVATIONS
+from asyncrl.models.precision import without_autocast
 
 LAYER_NORM_EPS = 1e-5
 
@@ -96,7 +97,7 @@ class StackedMlp(nn.Module):
         return tuple(layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs `[K, B, out]` for inputs `[B, in]`, which all networks share."""
+        """Outputs `[K, B, out]` for inputs `[B, in]`, which all networks share; autocast rounds none of the outputs."""
         *hidden, head = self.layers()
         features = inputs.expand(head.weight.shape[0], *inputs.shape)
         for layer in hidden:
@@ -105,7 +106,8 @@ class StackedMlp(nn.Module):
                 normalized = nn.functional.layer_norm(features, features.shape[-1:], eps=LAYER_NORM_EPS)
                 features = torch.addcmul(layer.norm_bias, normalized, layer.norm_weight)
             features = self._activation(features)
-        return torch.baddbmm(head.bias, head.weight, features.transpose(1, 2)).transpose(1, 2)
+        with without_autocast(features):
+            return torch.baddbmm(head.bias, head.weight, features.to(head.weight).transpose(1, 2)).transpose(1, 2)
 
 
 def _make_linear(num_in: int, num_out: int, gain: float | None) -> nn.Linear:

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic, ActResult, ForwardResult
 from asyncrl.models.encoders import Inputs, ObservationEncoder, PartialEncoder
+from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import make_actor_encoder
 from asyncrl.models.sac import POLICY_HEAD_GAIN, SacActor, SacActResult
 from asyncrl.models.stacked_mlp import StackedMlp
@@ -37,10 +37,8 @@ def state_dependent_log_std(features: Tensor, log_std: Tensor) -> Tensor:
         features: [B, F], inputs of the policy's last layer.
         log_std: [F, A], log-deviations of the elements of the matrix.
     """
-    if torch.is_autocast_enabled(features.device.type):
-        with torch.autocast(features.device.type, enabled=False):
-            return state_dependent_log_std(features.to(log_std.dtype), log_std)
-    variance = features.square() @ (2.0 * log_std).exp()
+    with without_autocast(features):
+        variance = features.to(log_std.dtype).square() @ (2.0 * log_std).exp()
     return 0.5 * (variance + MIN_VARIANCE).log()
 
 
@@ -104,12 +102,10 @@ class StateDependentActorCritic(ActorCritic):
         return *ActResult(action, log_prob, value, result.action_parameters, after), result.features
 
     def _heads(self, inputs: Inputs, features: Tensor, critic_features: Tensor) -> ForwardResult:
-        (policy_weight, policy_bias), (value_weight, value_bias) = self.heads
+        outputs, value = self._outputs(features, critic_features)
         assert self.log_std is not None
         log_std = state_dependent_log_std(features.detach(), self.log_std)
-        parameters = self.distribution.parameters_of(linear(features, policy_weight, policy_bias), log_std)
-        value = linear(critic_features, value_weight, value_bias).squeeze(-1)
-        result = _ResultWithFeatures(parameters, value)
+        result = _ResultWithFeatures(self.distribution.parameters_of(outputs, log_std), value)
         result.features = features
         return result
 

@@ -69,6 +69,14 @@ def test_the_trained_network_chooses_and_the_target_network_says_what_it_is_wort
     torch.testing.assert_close(found, torch.tensor([1.0 + 0.5 * 2.0, 1.0, 1.0 + 0.5 * 5.0]))
 
 
+def test_before_the_first_update_choices_are_as_random_as_the_schedule_says() -> None:
+    """Also with the weights of a run that has ended (`--init_from`)."""
+    learner = make(exploration_fraction=0.5, train_for_env_steps=1000)
+    learner.model.epsilon.fill_(0.05)
+    learner.set_exploration(100)
+    assert float(learner.model.epsilon) == pytest.approx(exploration_rate(learner._config, 100)) == pytest.approx(0.81)
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"dueling": True, "tau": 0.3}, {"max_grad_norm": 0.05, "nonlinearity": "relu"}]
 )

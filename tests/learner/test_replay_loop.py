@@ -59,6 +59,9 @@ class Fakes:
     def observe(self, obs: torch.Tensor) -> None:
         self.log.append(("observe", tuple(obs.shape)))
 
+    def set_exploration(self, env_steps: int) -> None:
+        self.log.append(("explore", env_steps))
+
     def train(self, batches: list[Any], env_steps_before: int) -> SacMetrics:
         self.log.append(("train", len(batches), env_steps_before))
         self.policy_version += len(batches)
@@ -93,7 +96,7 @@ class Fakes:
 
 def test_all_that_is_due_is_learned_in_parts_and_weights_go_out_before_workers_may_step() -> None:
     fakes = Fakes(normalize_input=False)
-    assert fakes.log == [("publish", 0, 0.0, 7)]
+    assert fakes.log == [("explore", 7), ("publish", 0, 0.0, 7)]
     fakes.writer.write_rows(2)
     fakes.due, fakes.log = MOST_UPDATES_AT_ONCE + 3, []
     for _ in range(2):

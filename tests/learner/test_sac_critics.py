@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from critic_sets import CRITICS, critic_set
 from layouts import vector_observation
 from sac_learners import make, targets_of
 from transitions import BOX, CHOICE, draw
+from unavoidable import needs_cuda
 
 from asyncrl.algorithms import sac
 from asyncrl.config.errors import UsageError
@@ -159,6 +161,17 @@ def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, critic: str, pre
     assert torch.equal(learner.publication(), restored.publication())
     first, second = learner.state_dict().optimizer, restored.state_dict().optimizer
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.gpu
+@needs_cuda
+@SPECS
+@CRITICS
+def test_updates_of_every_critic_are_captured(spec: EnvSpec, critic: str) -> None:
+    learner = make(spec, device=torch.device("cuda"), compile="cuda_graph", **critic_set(critic))
+    metrics = learner.train(draw(spec, 8))
+    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+    assert learner.notice is None
 
 
 @CRITICS

@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 from transitions import BOX, CHOICE, CPU, draw, one_step
+from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
@@ -51,9 +52,9 @@ def config_of(**settings: Any) -> TrainConfig:
     return TrainConfig(**{**defaults, **settings})
 
 
-def make(spec: EnvSpec, **settings: Any) -> SacLearner:
+def make(spec: EnvSpec, device: torch.device = CPU, **settings: Any) -> SacLearner:
     config = config_of(**settings)
-    return SacLearner(SacActor(spec, config), config, spec, CPU)
+    return SacLearner(SacActor(spec, config), config, spec, device)
 
 
 def rows_of(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
@@ -161,6 +162,16 @@ def test_every_space_is_trained(spec: EnvSpec, n_step: int, precision: str) -> N
     config = config_of(n_step=n_step, normalize_input=True)
     assert num_model_parameters(spec, config) == before.optimizer["actor.value.0"].numel()
     assert trained_sizes(spec, config)["critic"] == before.optimizer["critic.value.0"].numel()
+
+
+@pytest.mark.gpu
+@needs_cuda
+@every_spec
+def test_updates_of_every_space_are_captured(spec: EnvSpec) -> None:
+    learner = make(spec, device=torch.device("cuda"), compile="cuda_graph", normalize_input=True)
+    metrics = learner.train([batch_of(spec)] * 8)
+    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+    assert learner.notice is None
 
 
 @every_spec

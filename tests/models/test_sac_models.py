@@ -40,6 +40,12 @@ def flat_actor(spec: EnvSpec, settings: dict[str, Any]) -> tuple[SacActor, FlatP
     return actor, flat
 
 
+@pytest.mark.parametrize(("layers", "num_layers"), [(None, 3), ([], 1), ([8], 2)])
+def test_critics_have_the_hidden_layers_of_the_policy_or_their_own(layers: list[int] | None, num_layers: int) -> None:
+    critics = TwinCritic(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[8, 8], critic_mlp_layers=layers))
+    assert len(critics.mlp.layers()) == num_layers
+
+
 def stacked(nonlinearity: str, layer_norm: bool, widths: list[int], num_networks: int = 2) -> StackedMlp:
     torch.manual_seed(3)
     mlp = StackedMlp(num_networks, widths, nonlinearity, None, layer_norm).double()
