@@ -104,8 +104,10 @@ class PoolBridge:
     ) -> None:
         arena = setup.arena
         self._receiver: Any = receiver
-        # In async rows of a replay may be made with any weights: they wait for the first ones only.
-        self._needs_newest = setup.plan.replay is None or not setup.plan.async_rl
+        # In async mode samples may be a little older. If they waited for weights that cannot be sent before others have
+        # arrived, each grant would take up to a round trip more.
+        plan = setup.plan
+        self._needs_newest = not plan.async_rl or plan.fixed_lag or plan.hogwild is not None
         self._control = setup.control
         self._channel = WeightsChannel(arena)
         self._block = np.empty(self._channel.num_values, np.float32)
@@ -134,11 +136,13 @@ class PoolBridge:
         for worker_idx in self._collected:
             self._control.count_turn(worker_idx)  # the pool watches its workers itself
         # Grants are read before the number of the weights, which are then at least as new as when they were granted.
-        if len(self._updates) < NUM_REQUESTS and (grants := self._receiver.take_grants()):
-            newest = self._channel.newest.number if self._needs_newest else 1
-            works = self._control.has_finished_episode  # environments have, here or in any pool
-            self._updates.append(self._call("grant", newest, grants, works))
+        grants = self._receiver.take_grants() if len(self._updates) < NUM_REQUESTS else []
+        newest = self._channel.newest.number
         self._publish_newest()
+        if grants:
+            number = newest if self._needs_newest else max(1, self._publication)
+            works = self._control.has_finished_episode  # environments have, here or in any pool
+            self._updates.append(self._call("grant", number, grants, works))
         if self._telling is not None and self._note_time(self._telling):
             self._telling = None
         if self._telling is None and self._control.num_training_infos != self._num_training_infos:

@@ -98,8 +98,8 @@ class CreditLedger(SlotLedger):
     """The slots that a pool has of the learner. Used under the lock of its `SlotExchange`.
 
     Attributes:
-        publication: number of the newest weights that have arrived. A grant waits for those that it names, so whoever
-            fills a slot acts with weights as new as on the learner's machine.
+        publication: number of the newest weights that have arrived. A grant waits for those that it names: in sync mode
+            the learner's newest when it granted the slot, in async mode those that were sent before the grant.
     """
 
     def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, slot_bytes: int) -> None:

@@ -127,15 +127,16 @@ def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) 
 
 
 @pytest.mark.parametrize(("async_rl", "named"), [(True, 1), (False, 2)], ids=["async", "sync"])
-def test_rows_are_granted_with_new_weights_in_sync_and_with_any_in_async(async_rl: bool, named: int) -> None:
+def test_grants_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(async_rl: bool, named: int) -> None:
     plan = planned(algo="sac", cluster="ray", async_rl=async_rl, num_envs_per_worker=1, replay_size=100)
     arena = Arena.create(arena_specs(BOX, plan, 8))
     setup = RunSetup(TrainConfig(cluster="ray", algo="sac"), plan, BOX, arena, Path(), None, 0)
     channel, limits, pool = WeightsChannel(arena), ReplayLimits(arena), SilentPool()
     wakers = CountingWaker(), CountingWaker()
     bridge = PoolBridge(setup, range(1), RowReceiver(setup, range(1)), pool, *wakers, lambda report: None, 60.0)
-    for version in (0, 1):
-        channel.publish(np.zeros(8, np.float32), version, 0)
+    channel.publish(np.zeros(8, np.float32), 0, 0)
+    bridge.poll()
+    channel.publish(np.zeros(8, np.float32), 1, 0)  # cannot be sent yet, because the first weights are under way
     for limit in range(1, NUM_REQUESTS + 3):
         limits.set([limit], None)
         bridge.poll()
