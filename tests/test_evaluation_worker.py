@@ -12,10 +12,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from layouts import vector_observation
 from small_runs import planned, small_arena
 
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.evaluation import episodes
 from asyncrl.evaluation import worker as module
 from asyncrl.evaluation.episodes import EvaluationResult
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
@@ -152,6 +153,46 @@ def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch:
     resumed = Evaluating(tmp_path, env_steps=4000)
     resumed.publish(5000)
     assert len(resumed.worker.run()) == 1
+
+
+def test_a_return_of_other_tasks_or_measured_in_another_way_is_no_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returns = iter([9.0, 5.0, 3.0, 4.0])
+    monkeypatch.setattr(module, "evaluate", lambda *_, **__: EvaluationResult((next(returns),), (1,)))
+    run = Evaluating(tmp_path)
+    run.publish(1000)
+    run.worker.run()
+    run.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"level": 2}, 1)))
+    run.publish(2000)
+    assert len(run.worker.run()) == 2, "the best of the second level"
+    assert checkpoint.best_return(tmp_path) == 5.0
+    for settings, value in (({}, 5.0), ({"env_kwargs": {"a": 1}}, None), ({"eval_deterministic": True}, None)):
+        other = Evaluating(tmp_path, env_steps=2000, **settings)
+        assert checkpoint.best_return(tmp_path, other.config) == value
+    assert checkpoint.best_return(tmp_path, TrainConfig(env="CartPole-v1", save_best_metric="train")) is None
+
+
+def test_environments_of_an_evaluation_have_been_told_what_those_of_training_were(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, env="told_env:Told", eval_episodes=2)
+    run.publish(1000)
+    assert run.worker.run()[0].mean_reward == 0.0
+    run.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"reward": 3.0}, 1)))
+    run.publish(2000)
+    assert run.worker.run()[0].mean_reward == 15.0
+    run.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"other": 3.0}, 2)))
+    run.publish(3000)
+    (report,) = run.worker.run()
+    assert "failed in set_training_info" in report.reason
+
+
+def test_an_episode_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "MOST_STEPS", 100)
+    monkeypatch.setattr(CartPoleEnv, "step", lambda env, action: (np.zeros(4, np.float32), 1.0, False, False, {}))
+    run = Evaluating(tmp_path, env="gymnasium.envs.classic_control:CartPoleEnv", eval_episodes=1)
+    run.publish(1000)
+    (report,) = run.worker.run()
+    assert "has not ended after 100 steps" in report.reason
 
 
 def test_evaluations_of_neighbouring_seeds_play_and_draw_differently(

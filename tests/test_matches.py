@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import make_env
-from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spaces import read_spec, spec_of_spaces
 from asyncrl.envs.spec import DiscreteAction
 from asyncrl.evaluate import main
 from asyncrl.evaluation.matches import MatchResult, RandomPlayer, play_matches, same_spaces
@@ -97,6 +100,15 @@ def test_random_players_keep_to_the_mask() -> None:
     policy = Policy(ActorCritic(spec, config), spec, config)
     (first, _) = play_matches(policy, {"random": [RandomPlayer(spec, config, 0)]}, episodes=5)
     assert first.returns == (3.0,) * 5  # the game raises at a forbidden action
+
+
+@pytest.mark.parametrize("settings", [{}, {"squash_actions": True}, {"action_unit": "raw"}])
+def test_random_players_draw_uniformly_within_finite_bounds(settings: dict[str, Any]) -> None:
+    spec = spec_of_spaces(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(0.0, 10.0, (1,)), "Wide", None)
+    player = RandomPlayer(spec, TrainConfig(**settings), seed=0)
+    actions, _ = player.step(np.zeros((4000, 2), np.float32), player.initial_state(4000), deterministic=False)
+    counts = np.histogram(actions, bins=10, range=(0.0, 10.0))[0]
+    assert counts.sum() == 4000 and counts.min() > 300 and counts.max() < 500
 
 
 def test_the_interval_of_a_share() -> None:

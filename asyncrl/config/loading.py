@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -143,27 +144,27 @@ def load(
         from_file = read_mapping(Path(texts["config"]), settings) if "config" in texts else {}
     except UsageError as error:
         layers.problems.append(Problem(("config",), f"--config: {error}"))
-    if of_policies:
-        from_flags["policies"] = _with_policies(from_flags.get("policies", from_file.get("policies")), of_policies)
     _spell_out(from_file, layers)
     _spell_out(from_flags, layers)
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
     truths = {flag.name: texts.get(flag.name, "").lower() in ("true", "yes", "on", "1") for flag in extra_flags}
     cli = {flag.name: truths[flag.name] if flag.is_bool else texts.get(flag.name) for flag in extra_flags}
-    loaded = _merge(layers, given, texts.get("preset"), find_saved, cli)
+    loaded = _merge(layers, given, texts.get("preset"), find_saved, cli, of_policies)
     if loaded.problems and not lenient:
         raise ConfigError(loaded.problems)
     return loaded
 
 
 def _with_policies(before: Any, flags: Mapping[int, Mapping[str, Any]]) -> Any:
-    """The value of `policies` from a file or a flag, with the flags of single policies."""
+    """The value of `policies` from a saved run, a file or a flag, with the flags of single policies."""
     if before is None:
         before = {}
     if not isinstance(before, Mapping) or not all(isinstance(own, Mapping) for own in before.values()):
         return before  # refused later
-    numbers = dict.fromkeys([*before, *flags])
-    return {number: {**before.get(number, {}), **flags.get(number, {})} for number in numbers}
+    merged = {int(number) if str(number).isdecimal() else number: dict(own) for number, own in before.items()}
+    for number, own in flags.items():
+        merged.setdefault(number, {}).update(own)
+    return merged
 
 
 def load_given(config: TrainConfig, preset: str | None = None, find_saved: FindSaved | None = None) -> LoadedConfig:
@@ -213,10 +214,17 @@ def _merge(
     preset_name: str | None,
     find_saved: FindSaved | None,
     cli: dict[str, Any],
+    of_policies: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
 ) -> LoadedConfig:
-    """Merges all layers: those in `given`, by origin, override the others, and later ones earlier ones."""
+    """Merges all layers: those in `given`, by origin, override the others, and later ones earlier ones.
+
+    `of_policies` are flags of single policies, which change the last value of `policies` and do not replace it.
+    """
     wanted = {name: value for values in given.values() for name, value in values.items()}
     saved = None if find_saved is None else _read_saved(wanted, find_saved, layers)
+    if of_policies:
+        before_flags = wanted.get("policies", None if saved is None else saved.policies)
+        given = {**given, "flag": {**given["flag"], "policies": _with_policies(before_flags, of_policies)}}
     before = saved or TrainConfig()
     env_id, algo, backend = (str(wanted.get(name, getattr(before, name))) for name in ("env", "algo", "backend"))
     try:

@@ -27,6 +27,7 @@ from asyncrl.config.value_types import (
     Auto,
     AutoPositiveInt,
     Beta,
+    EnvArguments,
     EnvSource,
     Fraction,
     ImageChannels,
@@ -136,7 +137,7 @@ class TrainConfig(BaseModel):
         raise ConfigError(problems)
 
     env: EnvSource = _run("", "Gymnasium id, or MODULE:Id or MODULE:function of a module that registers or makes it")
-    env_kwargs: dict[str, Any] = _run({}, "keyword arguments for the environment, as JSON")
+    env_kwargs: EnvArguments = _run({}, "keyword arguments for the environment, as JSON")
     env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _run(
         "auto",
         "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "

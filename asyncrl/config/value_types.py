@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
 
 from asyncrl.config.algorithms import BUILT_IN, find_algorithm
 from asyncrl.config.env_maker import MakesEnv, as_env
@@ -25,7 +26,17 @@ def _check_algo(name: Any, info: ValidationInfo) -> str:
     return str(name)
 
 
+def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a resumed run and an evaluation read from the run's files: keys are text, tuples are lists."""
+    try:
+        read: dict[str, Any] = json.loads(json.dumps(arguments))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"they are saved as JSON, and {error}") from None
+    return read
+
+
 Auto = Literal["auto"]
+EnvArguments = Annotated[dict[str, Any], AfterValidator(_as_json)]
 ImageChannels = Literal["auto", "first", "last"]
 ActionMapping = Literal["raw", "rescaled", "squashed"]
 """How continuous actions of the policy are converted for the environment, see `asyncrl.envs.actions`."""

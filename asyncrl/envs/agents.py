@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from asyncrl.config.errors import UsageError
 
@@ -118,8 +119,9 @@ class ParallelAgents(AgentsEnv):
         infos: Mapping[str, Mapping[str, Any]],
     ) -> AgentsState:
         agents = self.agents
-        live = self._live = set(self.env.agents)
-        is_present = [agent in live for agent in agents]
+        self._live = set(self.env.agents)
+        # Some environments still list agents whose episodes have ended.
+        is_present = [agent in self._live and not (terminated.get(agent) or truncated.get(agent)) for agent in agents]
         has_terminated = [bool(terminated.get(agent)) for agent in agents]
         return AgentsState(
             obs=[obs.get(agent) for agent in agents],
@@ -130,7 +132,7 @@ class ParallelAgents(AgentsEnv):
             truncated=[
                 bool(truncated.get(agent)) and not ended for agent, ended in zip(agents, has_terminated, strict=True)
             ],
-            is_over=not live,
+            is_over=not any(is_present),
             extra_stats=[_extra_stats(infos.get(agent)) for agent in agents],
         )
 
@@ -190,9 +192,9 @@ class ListedAgents(AgentsEnv):
 
     resets_itself = True
 
-    def __init__(self, env: Any, env_id: str) -> None:
-        spaces = [(env.observation_space, env.action_space)] * env.num_agents
-        super().__init__([f"agent_{place}" for place in range(env.num_agents)], env, spaces)
+    def __init__(self, env: Any, env_id: str, num_agents: int) -> None:
+        spaces = [(env.observation_space, env.action_space)] * num_agents
+        super().__init__([f"agent_{place}" for place in range(num_agents)], env, spaces)
         self.env_id = env_id
 
     def _start(self, seed: int | None) -> AgentsState:
@@ -245,10 +247,26 @@ def as_agents_env(env: Any, env_id: str) -> AgentsEnv | None:
     if isinstance(env, AgentsEnv):
         return env
     if isinstance(env, gymnasium.Env):
-        return ListedAgents(env.unwrapped, env_id) if getattr(env.unwrapped, "num_agents", 1) > 1 else None
+        return _listed_agents(env, env_id) if getattr(env.unwrapped, "num_agents", 1) > 1 else None
     if hasattr(env, "agent_selection") or hasattr(env, "agent_iter"):
         return TurnAgents(env, env_id)
     return ParallelAgents(env, env_id) if hasattr(env, "possible_agents") or hasattr(env, "agents") else None
+
+
+def _listed_agents(env: gymnasium.Env[Any, Any], env_id: str) -> ListedAgents:
+    """The environment with the user's wrappers, without Gymnasium's, which expect one agent."""
+    inner: Any = env
+    outermost: Any = env
+    while isinstance(inner, gymnasium.Wrapper):
+        if isinstance(inner, TimeLimit):
+            raise UsageError(
+                f"{env_id}: max_episode_steps={inner._max_episode_steps} is for one agent. An environment that takes "
+                "lists has to end its agents' episodes itself: register it without max_episode_steps."
+            )
+        if outermost is inner and isinstance(inner, (OrderEnforcing, PassiveEnvChecker)):
+            outermost = inner.env
+        inner = inner.env
+    return ListedAgents(outermost, env_id, inner.num_agents)
 
 
 def find_pettingzoo_maker(module: str, name: str) -> Callable[..., Any] | None:

@@ -39,6 +39,23 @@ def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any
     return env, limit
 
 
+def stats_of_ends(infos: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What a vectorized environment tells of episodes that end: `episode_extra_stats`, and `is_success`, by name.
+
+    In mode SAME_STEP Gymnasium puts it into `final_info`. Each is an array `[E]`, and one of the environments that have
+    the number, `[E] bool`, or None if all have it.
+    """
+    infos = infos.get("final_info", infos)
+    found = infos.get("episode_extra_stats", {}) if isinstance(infos, dict) else {}
+    if "is_success" in infos:
+        found = {**found, "is_success": infos["is_success"], "_is_success": infos.get("_is_success")}
+    return {
+        name: (values, found.get(f"_{name}"))
+        for name, values in found.items()
+        if not (name.startswith("_") and name[1:] in found)
+    }
+
+
 def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
     """Calls `set_training_info` of a single or vectorized environment, if it or one of its wrappers has this method."""
     if (method := find_method(env, _TAKES_INFO)) is not None:

@@ -9,7 +9,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from asyncrl.envs.interface import five_values
+from asyncrl.envs.interface import five_values, stats_of_ends
 from asyncrl.envs.observations import one_of_batch
 
 VECTOR_SEEDS = 2**30
@@ -39,8 +39,9 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps the environment. After an episode's end the observation may be that of the next episode."""
         result = self.vector_env.step(self._batch_of(action))
-        obs, reward, terminated, truncated, _ = five_values(result, self.spec_id)
-        return self._observe(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        obs, reward, terminated, truncated, infos = five_values(result, self.spec_id)
+        has_ended = bool(terminated[0]), bool(truncated[0])
+        return self._observe(obs), float(reward[0]), *has_ended, _info_of_end(infos) if any(has_ended) else {}
 
     def _observe(self, observations: Any) -> Any:
         return one_of_batch(observations, 0)
@@ -51,3 +52,12 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         self.vector_env.close()
+
+
+def _info_of_end(infos: Any) -> dict[str, Any]:
+    """What a single environment would tell at the end of an episode: the numbers of the first of the vectorized one."""
+    stats = {}
+    for name, (values, has) in stats_of_ends(infos).items():
+        if has is None or has[0]:
+            stats[name] = values[0].item() if hasattr(values[0], "item") else values[0]
+    return {"episode_extra_stats": stats} if stats else {}

@@ -134,6 +134,9 @@ class PlayedPolicy(Player, Protocol):
     config: TrainConfig
 
 
+MOST_STEPS = 200_000
+"""Steps after which an episode counts as one without an end, for which an evaluation would wait for ever."""
+
 Choose = Callable[[int, int], int]
 """Which player plays an agent, by the agent's number, in an episode, by its number."""
 
@@ -173,7 +176,7 @@ def evaluate(
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
-        UsageError: the environment cannot be made.
+        UsageError: the environment cannot be made, or an episode has no end.
     """
     spec, players = policy.spec, (policy, *others)
     lanes: list[_Lane] = []
@@ -339,6 +342,11 @@ class _Lane:
     def _count_step(self) -> None:
         self._length += 1
         self.num_steps += 1
+        if self._length > MOST_STEPS and self._max_steps == math.inf:
+            raise UsageError(
+                f"An episode has not ended after {MOST_STEPS:,} steps, so it cannot be evaluated: give the environment "
+                "a time limit (max_episode_steps where it is registered, or gymnasium.wrappers.TimeLimit)."
+            )
 
     def _end(self, rows: npt.NDArray[Any]) -> list[int]:
         """Ends the episode and begins the next one, if there is one."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.actions import ActionAdapter, can_squash
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import Player, evaluate
 from asyncrl.models.distributions import make_distribution
@@ -37,9 +37,11 @@ class RandomPlayer:
 
     def __init__(self, spec: EnvSpec, config: TrainConfig, seed: int) -> None:
         """Plays agents with the spaces of `spec`, in the environment of a run with these settings."""
-        distribution = make_distribution(spec.action, config.squashes)
+        # Numbers are drawn before tanh, which makes them uniform within finite bounds.
+        is_bounded = can_squash(spec.action)
+        distribution = make_distribution(spec.action, is_bounded or config.squashes)
         self._uniform = UniformPolicy(distribution, seed, spec.observation)
-        self._adapter = ActionAdapter(spec, config.action_mapping)
+        self._adapter = ActionAdapter(spec, "squashed" if is_bounded else config.action_mapping)
 
     def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
         return np.zeros((num_envs, 0), np.float32)

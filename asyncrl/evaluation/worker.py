@@ -23,9 +23,10 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import Publication, WeightsChannel
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.interface import give_training_info
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.evaluation.episodes import EvaluationResult, evaluate
+from asyncrl.evaluation.episodes import EvaluationResult, evaluate, make_checked_env
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
@@ -106,6 +107,8 @@ class PublishedTeam:
     ) -> EvaluationResult:
         """Plays the copies that were read, always in the same episodes; arguments are those of `evaluate`.
 
+        Environments have the newest dict of `set_training_info` before their first reset.
+
         Args:
             control: the words of the whole run in the arena.
             look: called now and then, for a process that has other work too.
@@ -124,6 +127,17 @@ class PublishedTeam:
             if control.stop_requested:
                 raise Abandoned
 
+        def make_told(number: int) -> gymnasium.Env[Any, Any]:
+            env = make_checked_env(self.policy.config) if make is None else make(number)
+            if told is not None and told.of_observers is not None:
+                try:
+                    give_training_info(env, told.of_observers)
+                except Exception as error:
+                    text = f"An environment failed in set_training_info:\n{environment_traceback(error)}"
+                    raise EnvironmentFailed(text) from error
+            return env
+
+        told = control.newest_training_info
         config, others = self.policy.config, list(self.others)
         # Not the episodes of `python -m asyncrl.evaluate`: the choice of the best checkpoint would bias its result.
         seed = derive_seed(config.seed, Stream.EVALUATION)
@@ -135,7 +149,7 @@ class PublishedTeam:
             deterministic=config.eval_deterministic,
             report=look_around,
             report_every_s=_LOOK_EVERY_S,
-            make=make,
+            make=make_told,
             others=[other.player(seed + number) for number, other in enumerate(self.others.values(), start=1)],
             choose=lambda agent, _: others.index(agent) + 1 if agent in others else 0,
             max_steps=max_steps,
@@ -198,7 +212,8 @@ class EvaluationWorker:
         self._num_requests = 0  # requests of observers that were fulfilled
         self._control = control
         self._checkpoints = checkpoints
-        self._best = checkpoint.best_return(checkpoints)
+        self._best = checkpoint.best_return(checkpoints, config)
+        self._told: int | None = None  # number of the message of `set_training_info` at the last evaluation
         every = config.eval_every_env_steps
         self._schedule = Schedule(every, config.train_for_env_steps, next_multiple(every, env_steps))
 
@@ -225,6 +240,7 @@ class EvaluationWorker:
         self._num_requests = self._control.num_evaluations
         news = self._team.read()
         self._schedule.note(news)
+        self._forget_best_of_other_tasks()
         try:
             result = self._team.play(self._control, look, episodes=self._config.eval_episodes)
         except Abandoned:
@@ -251,6 +267,13 @@ class EvaluationWorker:
         if self._config.best_metric == "eval" and (self._best is None or result.mean_reward > self._best):
             reports.append(self._save_best(news, result))
         return reports
+
+    def _forget_best_of_other_tasks(self) -> None:
+        """Forgets the best return where environments have been told something new since, such as a harder stage."""
+        info = self._control.newest_training_info
+        before, self._told = self._told, 0 if info is None else info.num_of_observers
+        if before is not None and before != self._told:
+            self._best = None
 
     def _save_best(self, news: Publication, result: EvaluationResult) -> CheckpointReport:
         """Saves the evaluated policy, without an optimizer: the learner has trained on since."""

@@ -16,7 +16,7 @@ from asyncrl.config.fixed_settings import Change, changes
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.experiments.slots import Command
 from asyncrl.run import preflight
 from asyncrl.runtime import checkpoint
@@ -171,8 +171,13 @@ def changed_settings(run: PlannedRun) -> list[Change]:
     folder = run.folder
     if not (folder.path / MARKER).is_file() or not folder.config.is_file():
         return []
-    # A run saves the checkpoint that init_from was resolved to.
-    return [change for change in changes(folder.read_config(), run.config) if change.name != "init_from"]
+    saved = folder.read_config()
+    # A run saves the checkpoint that init_from was resolved to, and what an environment of tensors needs.
+    resolved = {"init_from"}
+    if saved.env_backend == "tensor" and run.config.env_backend == "auto":
+        resolved |= {"env_backend", *NEEDED_BY_TENSORS}
+    resolved |= {name for name in ("num_workers", "worker_num_splits") if getattr(run.config, name) == "auto"}
+    return [change for change in changes(saved, run.config) if change.name not in resolved]
 
 
 def read_progress(folder: RunFolder) -> Progress:

@@ -268,7 +268,10 @@ class Study:
         sign = 1.0 if self.definition.objective.is_minimized else -1.0
         complete = [result for result in self.results() if result.value is not None]
         ordered = sorted(complete, key=lambda result: sign * (result.value or 0.0))
-        return list({result.flags: result for result in reversed(ordered)}.values())[::-1][:count]
+        best: dict[tuple[str, ...], Result] = {}
+        for result in ordered:
+            best.setdefault(result.flags, result)
+        return list(best.values())[:count]
 
     def importances(self) -> dict[str, float]:
         """The share of each searched setting in the differences of the objective (PED-ANOVA); empty if unknown.

@@ -107,6 +107,10 @@ def report(
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+_CHOOSE_PRESET = ("--env", "--algo", "--backend", "--import_modules")
+"""Flags from which the preset of an environment and its values follow."""
+
+
 def write_best(folder: Path, flags: Sequence[str], best: Sequence[Result]) -> None:
     """Writes the settings of the first of these trials to `best.yaml`, for --config; nothing if there is none."""
     if not best:
@@ -121,11 +125,14 @@ def write_best(folder: Path, flags: Sequence[str], best: Sequence[Result]) -> No
 
 
 def best_settings(flags: Sequence[str]) -> dict[str, Any]:
-    """All settings of a run that are not defaults, those of its preset among them, so that they need no preset."""
+    """All settings of a run that are not defaults, so that they give this run whatever preset the environment has."""
     loaded = load(flags)
     values = loaded.config.model_dump(mode="json")
+    chosen = load([flag for flag in flags if flag.partition("=")[0] in _CHOOSE_PRESET]).config.model_dump(mode="json")
     return {
-        name: values[name] for name, origin in loaded.origins.items() if origin != "default" and name not in _NOT_KEPT
+        name: values[name]
+        for name, origin in loaded.origins.items()
+        if name not in _NOT_KEPT and (origin != "default" or values[name] != chosen.get(name, values[name]))
     }
 
 

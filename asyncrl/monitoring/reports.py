@@ -105,12 +105,15 @@ class EpisodeRecord:
         length: environment steps.
         extra_stats: numbers that the environment gives as `episode_extra_stats`.
         policy_idx: the policy that played it.
+        training_info: number of the newest message of `set_training_info` that the environment had from the episode's
+            beginning on, 0 without any. An episode in which a message came has the number of an older one.
     """
 
     episode_return: float
     length: int
     extra_stats: dict[str, float] = field(default_factory=dict)
     policy_idx: int = 0
+    training_info: int = 0
 
 
 @dataclass(frozen=True)

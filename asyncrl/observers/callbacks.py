@@ -101,8 +101,8 @@ class EnvironmentCurriculum(Observer):
     """Leads the environments through stages of difficulty.
 
     A stage is a dict, which every environment with a method `set_training_info` gets. The next stage begins when the
-    mean return of the last 100 training episodes of the current stage reaches its threshold. The stage is not saved: a
-    resumed run begins with the first one.
+    mean return of the last 100 training episodes that were wholly played in the current stage reaches its threshold.
+    The stage is not saved: a resumed run begins with the first one.
 
     Attributes:
         stage: index of the current stage.
@@ -126,18 +126,19 @@ class EnvironmentCurriculum(Observer):
         self.thresholds = list(thresholds)
         self.stage = 0
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
+        self._number = 0  # of the message with the current stage
 
     def on_start(self, run: Run) -> None:
         """Sends the first stage, or the current one if the learner's process died and the run restarts."""
-        run.set_training_info(self.stages[self.stage])
+        self._number = run.set_training_info(self.stages[self.stage])
 
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
         """Begins the next stage if the last 100 episodes of this one reach its threshold."""
-        if self.stage == len(self.thresholds):
+        if self.stage == len(self.thresholds) or episode.training_info < self._number:
             return
         self._returns.append(episode.episode_return)
         is_full = len(self._returns) == EPISODE_WINDOW
         if is_full and sum(self._returns) / EPISODE_WINDOW >= self.thresholds[self.stage]:
             self.stage += 1
             self._returns.clear()
-            run.set_training_info(self.stages[self.stage])
+            self._number = run.set_training_info(self.stages[self.stage])

@@ -215,11 +215,14 @@ class Run:
         with self._changes_lock:
             self._changes = {idx: change for idx, change in self._changes.items() if change.turn is None}
 
-    def set_training_info(self, info: Mapping[str, Any]) -> None:
+    def set_training_info(self, info: Mapping[str, Any]) -> int:
         """Sends a dict to all environments that have a method `set_training_info`, between two of their steps.
 
         A recreated environment gets the newest dict before its first reset. Dicts are not saved: if a resumed run needs
         one, send it in `on_start`.
+
+        Returns:
+            The number of the message: `EpisodeRecord.training_info` of episodes that were wholly played with it.
 
         Raises:
             UsageError: the dict cannot be pickled, or has more than 32 KiB.
@@ -227,6 +230,7 @@ class Run:
         with self._told_lock:
             number = self._told.num_of_observers + 1
             self._tell(self._told._replace(of_observers=dict(info), num_of_observers=number))
+        return number
 
     def set_reward_shaping(self, policy_idx: int, shaping: Mapping[str, float]) -> None:
         """Changes the factors of the reward of a policy, for each agent from its next episode on.

@@ -15,13 +15,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from asyncrl.config.value_types import ActionMapping
+from asyncrl.envs.interface import stats_of_ends
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
 from asyncrl.learner.dataset import places_of
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
-from asyncrl.rollout.vector_env_group import RowFlags, row_flags, stats_of_ends
+from asyncrl.rollout.vector_env_group import RowFlags, row_flags
 
 
 class EpisodeEnds(NamedTuple):

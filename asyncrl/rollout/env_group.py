@@ -66,6 +66,7 @@ class EnvironmentGroup(ABC):
         self._num_recreated = 0
         self._episodes: list[EpisodeRecord] = []
         self._training_info = TrainingInfo()
+        self._begun_before: set[int] = set()  # columns whose episode began before the newest message of observers
         self._begin_failures: dict[int, EnvironmentTrouble] = {}
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
@@ -91,6 +92,7 @@ class EnvironmentGroup(ABC):
         before, self._training_info = self._training_info, info
         if info.of_observers is None or info.num_of_observers == before.num_of_observers:
             return
+        self._begun_before = set(range(len(self._envs) * self.columns_of_one))
         for position, env in enumerate(self._envs):
             try:
                 give_training_info(env, info.of_observers)
@@ -161,11 +163,16 @@ class EnvironmentGroup(ABC):
         }
         if is_success is not None:
             numbers["is_success"] = float(is_success)
+        column = env if column is None else column
         policy_idx: int | None = 0
+        told = self._training_info.num_of_observers
+        if column in self._begun_before:
+            self._begun_before.remove(column)
+            told -= 1
         if self.policies is not None:
-            policy_idx = self.policies.end(env if column is None else column, episode_return)
+            policy_idx = self.policies.end(column, episode_return)
         if policy_idx is not None:
-            self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx))
+            self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx, told))
         if self.failures is not None:
             self.failures.note_episode(self._first_env_idx + env)
 

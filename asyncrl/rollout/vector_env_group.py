@@ -14,7 +14,6 @@ DISABLED    As SAME_STEP, but the group resets it, immediately: otherwise it cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.interface import stats_of_ends
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import FloatArray, HostEnvGroup, ObsArray, is_surely_finite
@@ -65,23 +65,6 @@ def row_flags(mode: AutoresetMode, holds_final_obs: Any, terminated: Any, trunca
     truncated = truncated & valid & ~terminated
     holds_final_obs = ended if mode == AutoresetMode.NEXT_STEP else truncated
     return RowFlags(valid, is_step, ended, terminated, truncated, holds_final_obs)
-
-
-def stats_of_ends(infos: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What a vectorized environment tells of episodes that end: `episode_extra_stats`, and `is_success`, by name.
-
-    In mode SAME_STEP Gymnasium puts it into `final_info`. Each is an array `[E]`, and one of the environments that have
-    the number, `[E] bool`, or None if all have it.
-    """
-    infos = infos.get("final_info", infos)
-    found = infos.get("episode_extra_stats", {}) if isinstance(infos, dict) else {}
-    if "is_success" in infos:
-        found = {**found, "is_success": infos["is_success"], "_is_success": infos.get("_is_success")}
-    return {
-        name: (values, found.get(f"_{name}"))
-        for name, values in found.items()
-        if not (name.startswith("_") and name[1:] in found)
-    }
 
 
 class VectorEnvGroup(HostEnvGroup):
@@ -128,6 +111,11 @@ class VectorEnvGroup(HostEnvGroup):
         rows.terminated[:], rows.truncated[:], rows.valid[:] = flags.terminated, flags.truncated, flags.valid
         self._store_obs(obs, rows.next_obs, "step")
         has_ended = flags.ended.any()
+        if has_ended and self._mode == AutoresetMode.NEXT_STEP:
+            # Nothing reads the final observation of a terminated episode, which some environments end with NaN.
+            unread = rows.next_obs[flags.terminated]
+            unread[~np.isfinite(self._codec.floats(unread)).all(1)] = 0
+            rows.next_obs[flags.terminated] = unread
         try:
             if has_ended and self._mode != AutoresetMode.NEXT_STEP:
                 self._arrange_obs(flags, infos, rows.next_obs)

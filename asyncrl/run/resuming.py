@@ -6,6 +6,7 @@ Flags override the saved settings, except for those in `FIXED`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,11 +63,28 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     if not checkpoint.newest_first(folders[0]):
         return []
     forbidden = fixed_changes(loaded.saved, loaded.config)
+    names = [change.name for change in forbidden]
+    of_single = _fixed_changes_of_policies(loaded.saved, loaded.config, names)
+    forbidden, names = [*forbidden, *of_single], [*names, *(["policies"] if of_single else [])]
     if not forbidden:
         return []
     text = f"Cannot resume: the checkpoint was made with {_contrast(forbidden, 'you gave')}. {_MAY_CHANGE}"
     fitting = ("--restart_behavior=restart", "another --experiment")
-    return [Problem(tuple(change.name for change in forbidden), text, fitting)]
+    return [Problem(tuple(names), text, fitting)]
+
+
+def _fixed_changes_of_policies(before: TrainConfig, now: TrainConfig, known: Sequence[str]) -> list[Change]:
+    """Changes of fixed settings of single policies, but for those in `known`, which all policies have."""
+    found = []
+    for number in sorted({*before.policies, *now.policies}):
+        try:
+            own = fixed_changes(before.of_policy(number), now.of_policy(number))
+        except UsageError:  # reported where settings are checked
+            continue
+        found += [
+            dataclasses.replace(each, name=f"policy.{number}.{each.name}") for each in own if each.name not in known
+        ]
+    return found
 
 
 def find_problems_of_checkpoint(config: TrainConfig, spec: EnvSpec) -> list[Problem]:

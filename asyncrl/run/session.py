@@ -296,7 +296,7 @@ class Session:
         if resumption is None:
             return StartPoint(is_known=saved is not None, changed_settings=changes)
         folders = checkpoint_folders(folder.checkpoints, config.num_policies)
-        bests = tuple(map(best_return, folders))
+        bests = tuple(best_return(each, config) for each in folders)
         before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, bests, resumption.worker_env_steps)
         starts = tuple(path for path, _ in resumption.of_policies)
         return StartPoint(resumption.checkpoint, before, True, changes, starts)

@@ -26,6 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+
 if TYPE_CHECKING:
     import torch
 
@@ -177,12 +180,23 @@ def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
     return save_best(folder, load(path), saved_env_steps(path), mean_return)
 
 
-def best_return(checkpoints: Path) -> float | None:
-    """Returns the mean return of the best checkpoint, None if none can be read."""
+def best_return(checkpoints: Path, config: TrainConfig | None = None) -> float | None:
+    """Returns the mean return of the best checkpoint, None if none can be read.
+
+    With the settings of a run, also None if that return cannot be compared with those of the run: of training and not
+    of evaluations, or of an environment with other arguments.
+    """
     for path in newest_first(checkpoints / BEST):
-        with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):
-            return float(load_state(path)["mean_return"])
+        with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError, UsageError):
+            state = load_state(path)
+            if config is None or _how_measured(TrainConfig.from_saved(state["config"])) == _how_measured(config):
+                return float(state["mean_return"])
     return None
+
+
+def _how_measured(config: TrainConfig) -> tuple[Any, ...]:
+    takes_mode = config.best_metric == "eval" and config.eval_deterministic
+    return config.best_metric, takes_mode, config.model_dump(mode="json", include={"env_kwargs"})
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -165,7 +165,8 @@ class RunFolder:
             self.summary.unlink(missing_ok=True)
             if env_steps < 0:
                 self.episodes.unlink(missing_ok=True)
-                shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
+                for folder in (self.checkpoints, *self.checkpoints.glob("policy_*")):
+                    shutil.rmtree(folder / BEST, ignore_errors=True)
                 shutil.rmtree(self.self_play, ignore_errors=True)
             for video in self.videos.glob("*"):
                 match = _OF_VIDEO.search(video.name)

@@ -144,6 +144,24 @@ def test_a_resumed_run_keeps_the_widths_that_it_began_with(tmp_path: Path) -> No
     assert loaded.config.critic_mlp_layers == [7, 7] and loaded.config.value_bins is None
 
 
+def test_flags_of_one_policy_leave_what_else_was_saved_of_policies(tmp_path: Path) -> None:
+    saved = tmp_path / "config.yaml"
+    saved.write_text("num_policies: 3\npolicies: {1: {learning_rate: 0.001, gamma: 0.9}, 2: {gamma: 0.95}}\n")
+    flags = ["--experiment=run", "--policy.1.learning_rate=0.0005"]
+    found = load(flags, find_saved=lambda *_: saved).config.policies
+    assert found == {1: {"learning_rate": 0.0005, "gamma": 0.9}, 2: {"gamma": 0.95}}
+    given = [*flags, '--policies={"2": {"gamma": 0.8}}', "--policy.2.gae_lambda=0.7"]
+    found = load(given, find_saved=lambda *_: saved).config.policies
+    assert found == {1: {"learning_rate": 0.0005}, 2: {"gamma": 0.8, "gae_lambda": 0.7}}
+
+
+def test_arguments_of_an_environment_are_what_its_files_will_say() -> None:
+    assert load(["--env_kwargs={a: {0: 1.5}}"]).config.env_kwargs == {"a": {"0": 1.5}}
+    assert TrainConfig(env_kwargs={"size": (3, 4)}).env_kwargs == {"size": [3, 4]}
+    with pytest.raises(UsageError, match="env_kwargs=.* is not possible: expected a JSON object"):
+        TrainConfig(env_kwargs={"size": object()})
+
+
 def test_a3c_is_short_for_a_backend_an_algorithm_and_a_mode() -> None:
     config = load(["--env=CartPole-v1", "--algo=a3c"]).config
     assert (config.algo, config.backend, config.hogwild_mode) == ("a2c", "hogwild", "synced")

@@ -78,6 +78,50 @@ def test_agents_must_be_known_beforehand() -> None:
         as_agents_env(Unknown(), "Unknown")
 
 
+class Doubled(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Rewards of lists of agents, doubled."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = self.env.step(action)
+        return obs, [2.0 * each for each in reward], *rest
+
+
+def test_wrappers_of_lists_of_agents_stay_and_gymnasiums_go() -> None:
+    gymnasium.register("Lists-v0", agent_envs.Listed)
+    env = as_agents_env(Doubled(gymnasium.make("Lists-v0", disable_env_checker=True)), "Lists-v0")
+    assert env is not None
+    env.reset(seed=1)
+    assert {reward for _ in range(20) for reward in env.step([1, 1])[0].reward} == {0.0, 2.0}
+    bare = as_agents_env(gymnasium.make("Lists-v0", disable_env_checker=True), "Lists-v0")
+    assert type(bare.env) is agent_envs.Listed
+    gymnasium.registry.pop("Lists-v0")
+
+
+def test_a_time_limit_of_lists_of_agents_is_refused() -> None:
+    gymnasium.register("Limited-v0", agent_envs.Listed, max_episode_steps=5)
+    with pytest.raises(UsageError, match="max_episode_steps=5 is for one agent"):
+        make_env("Limited-v0")
+    gymnasium.registry.pop("Limited-v0")
+
+
+class StillListed(agent_envs.OwnBits):
+    """Agents stay in `agents` after the end of the episode."""
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        result = super().step(actions)
+        self.agents = list(self.possible_agents)
+        return result
+
+
+def test_an_environment_is_over_when_all_of_its_agents_have_ended() -> None:
+    env = as_agents_env(StillListed(), "Still")
+    assert env is not None
+    env.reset(seed=1)
+    states = [env.step([0] * len(env.agents))[0] for _ in range(5)]
+    assert [state.is_over for state in states] == [False] * 4 + [True]
+    assert not any(states[-1].is_present)
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A package in PettingZoo's form: a module for each environment, some of which need what is not installed."""

@@ -53,6 +53,19 @@ def test_actions_reach_the_environment_as_they_are() -> None:
     assert nested.step({"a": 3})[1] == 3.0
 
 
+def test_what_the_environment_tells_at_the_end_is_passed_on() -> None:
+    class Telling(EndlessReward):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            *result, info = super().step(action)
+            return *result, {**info, "is_success": True, "episode_extra_stats": {"laps": 3.0}}
+
+    env = SingleEnv(SyncVectorEnv([lambda: Telling(terminates=True, length=3)]), "X")
+    env.reset()
+    infos = [env.step(np.int64(0))[4] for _ in range(3)]
+    assert infos[:2] == [{}, {}]
+    assert infos[2] == {"episode_extra_stats": {"laps": 3.0, "is_success": True}}
+
+
 def test_an_id_without_a_single_environment_is_played_by_its_vectorized_one() -> None:
     env = make_env("tensor_envs:ArrayCartPole-v0")
     first, _ = env.reset(seed=4)

@@ -14,11 +14,14 @@ import pytest
 from command import wait_until
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.experiments.grid import read_grid
 from asyncrl.experiments.launch import Launch
 from asyncrl.experiments.ownership import Owner
+from asyncrl.experiments.runs import PlannedRun, changed_settings
 from asyncrl.launch import main
 from asyncrl.runtime.checkpoint import Checkpoint, save
+from asyncrl.runtime.run_folder import RunFolder
 
 GRID = """
 settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}
@@ -92,6 +95,20 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, without, if_changed="repeat").make_all()
     assert starts(tmp_path) == {"seed0": 1, "seed1": 1, "seed0_old": 2, "seed1_old": 2}
     assert launch(tmp_path, without).make_all()
+
+
+def test_what_an_environment_of_tensors_needs_is_no_changed_setting(tmp_path) -> None:
+    planned = PlannedRun("run", tmp_path, (), TrainConfig(env="X"), threads=1)
+    tensor = {"env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
+    for settings, names in (
+        (tensor, []),
+        ({"num_workers": 1, "worker_num_splits": 1}, []),
+        ({**tensor, "gamma": 0.9}, ["gamma"]),
+        ({"serial_mode": True}, ["serial_mode"]),
+    ):
+        with RunFolder.create(str(tmp_path), "run", "restart") as folder:
+            folder.write_config(TrainConfig(env="X", **settings))
+        assert [change.name for change in changed_settings(planned)] == names
 
 
 def test_a_run_with_a_time_limit_is_finished_when_its_checkpoint_has_that_age(tmp_path, pretends) -> None:

@@ -296,6 +296,22 @@ def test_the_best_settings_need_no_preset(tmp_path) -> None:
     assert without == with_preset.model_copy(update=kept)
 
 
+def test_settings_that_were_tried_twice_have_the_rank_of_their_better_trial(monkeypatch) -> None:
+    values = [("a", 1.0), ("b", 8.0), ("a", 10.0), ("c", 3.0)]
+    results = [Result(idx, f"trial_{idx}", "complete", value, (name,), None) for idx, (name, value) in enumerate(values)]
+    monkeypatch.setattr(Study, "results", lambda study: results)
+    study = Study.__new__(Study)
+    study.definition = DEFINITION
+    assert [(result.flags, result.value) for result in study.best(2)] == [(("a",), 10.0), (("b",), 8.0)]
+
+
+def test_the_best_settings_are_those_that_were_searched_whatever_preset_the_environment_has(tmp_path) -> None:
+    flags = ("--env=CartPole-v1", "--preset=none", "--gae_lambda=0.9")
+    path = tmp_path / "best.yaml"
+    path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in best_settings(flags).items()))
+    assert load([f"--config={path}"]).config == load(flags).config
+
+
 def test_a_study_has_the_settings_of_its_file_whatever_becomes_of_the_file(
     tmp_path, pretends, monkeypatch, capsys
 ) -> None:

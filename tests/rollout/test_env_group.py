@@ -15,7 +15,7 @@ from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_are
 
 import asyncrl
 from asyncrl.algorithms.losses import gae
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.probe import probe
@@ -34,6 +34,15 @@ from asyncrl.rollout.failures import (
 from asyncrl.rollout.worker import Split
 
 GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
+
+
+def test_an_episode_in_which_a_message_came_has_an_older_number() -> None:
+    run = Filled([ScriptedEnv(script(GO, GO, TERMINATED) * 3)], rollout=1)
+    for slot in range(1, 9):
+        if slot == 5:  # in the middle of the second episode
+            run.group.set_training_info(TrainingInfo({"level": 1}, 7))
+        run.fill(slot)
+    assert [(episode.length, episode.training_info) for episode in run.group.take_episodes()] == [(3, 0), (3, 6), (3, 7)]
 
 
 def script(*ends: tuple[bool, bool]) -> list[Any]:

@@ -24,7 +24,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import check_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
-from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spaces import read_spec, spec_of_spaces
 from asyncrl.rollout.failures import FailureLog, Recovery, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup, row_flags
 
@@ -120,6 +120,48 @@ def test_a_step_that_both_terminates_and_truncates_terminates(
         True,
         mode == AutoresetMode.NEXT_STEP,
     ]
+
+
+class Exploding(gymnasium.Env[Any, Any]):
+    """Terminates after three steps in a state that is no number, and is shown so if `when` says when: "end" or "step"."""
+
+    observation_space, action_space = Box(-np.inf, np.inf, (2,), np.float32), Discrete(2)
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        self._num_steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._num_steps += 1
+        is_over = self._num_steps == 3
+        is_lost = self._when == ("end" if is_over else "step") and self._num_steps > 1
+        return np.full(2, np.nan if is_lost else 1.0, np.float32), 1.0, is_over, False, {}
+
+
+@pytest.mark.parametrize(("when", "num_lost"), [("end", 0), ("step", 2)])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_the_final_observation_of_a_terminated_episode_may_be_no_number(
+    mode: AutoresetMode, when: str, num_lost: int
+) -> None:
+    env = SyncVectorEnv([lambda: Exploding(when), lambda: Exploding("never")], autoreset_mode=mode)
+    spec = spec_of_spaces(env.single_observation_space, env.single_action_space, "Exploding", None)
+    control = RunControl(small_arena(planned())[0], 1)
+    control.has_finished_episode = True
+    recovery = Recovery(FailureLog(0, TrainConfig(), control), lambda: env, lambda env_idx, steps: steps)
+    group = VectorEnvGroup(env, 7, 0, spec, "raw", recovery)
+    obs = np.empty((2, 2), np.float32)
+    group.reset(obs)
+    valid = []
+    for _ in range(3):
+        rows = StepRows(np.empty(2, np.float32), *(np.empty(2, bool) for _ in range(3)), obs)
+        group.step(np.zeros(2, np.int64), rows)
+        valid.append(rows.valid.tolist())
+        assert np.isfinite(obs).all()
+    assert valid.count([False, False]) == (1 if num_lost else 0)
+    assert len(group.take_lost()) == num_lost
 
 
 def test_only_what_gymnasium_has_vectorized_is_taken() -> None:

@@ -378,6 +378,7 @@ def test_the_curriculum_moves_on_when_the_returns_are_high_enough(tmp_path: Path
     train(tmp_path, curriculum, noting, env=Told, serial_mode=True, train_for_env_steps=10**8)
     returns = [episode.episode_return for episode in noting.of("episode")]
     assert curriculum.stage == 2
+    assert all(returns.count(each) >= 100 for each in (5.0, 10.0)), "each stage is played"
     assert returns[:100] == [5.0] * 100
     assert returns.count(10.0) >= 100
     assert returns[-1] == 15.0

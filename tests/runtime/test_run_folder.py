@@ -74,6 +74,17 @@ def test_records_after_the_checkpoint_are_forgotten_with_a_line_that_was_cut_sho
         assert folder.metrics.read_text() == '{"env_steps": 50}\n{"env_steps": 100, "x": 1}\n'
 
 
+def test_without_a_checkpoint_no_policy_keeps_its_best(train_dir):
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
+        best = [folder.checkpoints / "best", folder.checkpoints / "policy_1" / "best"]
+        for path in best:
+            path.mkdir(parents=True)
+        folder.forget_after(100)
+        assert all(path.exists() for path in best)
+        folder.forget_after(-1)
+        assert not any(path.exists() for path in best)
+
+
 def test_only_a_run_with_settings_goes_on(train_dir, tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "config.yaml").write_text("seed: 1\n")
