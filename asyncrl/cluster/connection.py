@@ -31,6 +31,9 @@ import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
 """
 
+_INLINE = {"RAY_max_direct_call_object_size": "8000000"}
+"""Arguments and results of up to 8 MB travel with their call. Ray puts those of 100 kB or more into its object store, and
+the other machine learns where they are before it asks for them, so they arrive a round trip later."""
 _NO_TOKEN = "InvalidAuthToken"
 """What Ray writes if it is refused. `ray start` asks for a token where there is one, other programs do not send it."""
 
@@ -97,6 +100,7 @@ class RayConnection:
         Raises:
             RunFailed: the cluster cannot be reached.
         """
+        os.environ.update({name: value for name, value in _INLINE.items() if name not in os.environ})  # for the import
         import ray
 
         self._ray = ray
@@ -110,6 +114,7 @@ class RayConnection:
             "resources": config.ray_resources or None,
             "max_concurrency": _THREADS,
             "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": _INLINE},
         }
         self._actor: Any = ray.remote(Pool).options(**options).remote(start)
 

@@ -23,8 +23,18 @@ class _Size(NamedTuple):
     num_pieces: int
 
 
+class _Shape(NamedTuple):
+    """What a graph is captured for: samples or sequences with those that fill it up, and the room for pieces."""
+
+    num_rows: int
+    num_pieces: int
+
+
 class GraphedStep:
     """Takes an optimizer step by replaying a graph: minibatches are filled up, and the learning rate is a tensor.
+
+    If a dataset has larger minibatches than those before it, as of a policy that has played more agents, its graphs
+    have the next power of two of rows, so that few are captured.
 
     Sequences of a recurrent policy are cut into pieces where episodes begin. The room for pieces is the number of
     sequences times a power of two, with a graph for each, so that few graphs are captured and few rows are padding.
@@ -58,9 +68,10 @@ class GraphedStep:
 
         Args:
             minibatches: in the order of the calls.
-            largest: the most samples, or sequences, that a minibatch of any pass has.
+            largest: the most samples, or sequences, that a minibatch of the dataset has.
         """
-        self._largest = largest
+        if largest > self._largest:
+            self._largest = largest if self._largest == 0 else 1 << (largest - 1).bit_length()
         self._sizes = deque(_Size(len(batch.log_prob), 0) for batch in minibatches)
         counts = [
             torch.stack((batch.valid.sum(), batch.begins[:, 1:].sum()))
@@ -69,7 +80,7 @@ class GraphedStep:
         ]
         if counts:
             sizes = torch.stack(counts).tolist()
-            self._sizes = deque(_Size(num_valid, self._room(largest + begun)) for num_valid, begun in sizes)
+            self._sizes = deque(_Size(num_valid, self._room(self._largest + begun)) for num_valid, begun in sizes)
 
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes a step on the next minibatch of the pass; returns figures and the log-ratios of its samples."""
@@ -82,14 +93,14 @@ class GraphedStep:
         else:
             num_pieces = 0
         self._fields, fields = zip(*batch.non_null_fields().items(), strict=True)
-        figures, log_ratio = self.runner([*fields, self._rate], num_pieces)
+        figures, log_ratio = self.runner([*fields, self._rate], _Shape(self._largest, num_pieces))
         assert figures is not None and log_ratio is not None
         return figures, log_ratio[:num_samples]
 
-    def _update(self, inputs: Sequence[Tensor], num_pieces: int) -> Figures:
+    def _update(self, inputs: Sequence[Tensor], shape: _Shape) -> Figures:
         """The update that a graph captures: a function of the minibatch's fields and the learning rate."""
         present = dict(zip(self._fields, inputs, strict=False))
-        return self._take_step(Samples(**present), inputs[-1], num_pieces)
+        return self._take_step(Samples(**present), inputs[-1], shape.num_pieces)
 
     def _room(self, num_pieces: int) -> int:
         room = self._largest

@@ -55,6 +55,7 @@ class SlotLedger:
         self.ready: deque[int] = deque()
         self.dropped_samples = 0
         self._next_column = 0
+        self._dropped: list[tuple[int, int]] = []  # sync: split and slot of each dropped slot, to be filled again
         self._may_begin_dataset = True
         self._columns_per_dataset, self._num_splits = plan.columns_per_dataset, plan.num_splits
 
@@ -87,6 +88,11 @@ class SlotLedger:
     def grant(self) -> list[tuple[int, int]]:
         """Grants the slots that may be granted now; returns (split, slot) of each grant."""
         plan, free = self._plan, self._free
+        if self._dropped:
+            again, self._dropped = self._dropped, []
+            for split_idx, slot in again:
+                self._slots.grant(slot, split_idx)
+            return again
         if plan.async_rl and not plan.fixed_lag:
             splits = [self._waiting_splits.popleft() for _ in range(min(len(free), len(self._waiting_splits)))]
         else:
@@ -107,7 +113,8 @@ class SlotLedger:
         """Takes the columns of one dataset in the order in which their slots became ready; None if there are too few.
 
         First it drops slots with a sample that is more than `max_policy_lag` versions older than `learner_version`,
-        which will train on them.
+        which will train on them. In sync mode, where that follows weights that were taken over, their splits fill them
+        again, so that the dataset becomes complete.
         """
         oldest_allowed = learner_version - self._plan.max_policy_lag
         for slot in list(self.ready):
@@ -120,7 +127,11 @@ class SlotLedger:
                 self._slots.take(slot)
             self.dropped_samples += int(self._slots.valid[slot, :, first_column:].sum())
             self.ready.remove(slot)
+            split_idx = self._slots.owner[slot]
             self.release([Columns(slot, first_column, self._slots.num_envs, is_last=True)])
+            if not self._plan.async_rl:
+                self._free.remove(slot)
+                self._dropped.append((split_idx, slot))
         num_envs, wanted = self._slots.num_envs, self._columns_per_dataset
         if len(self.ready) * num_envs - self._next_column < wanted:
             return None

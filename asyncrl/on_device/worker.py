@@ -41,7 +41,7 @@ class DeviceWorker(RolloutWorkerBase):
     Environments, the learner's model and the dataset are on `device`; `seed` is for drawing actions.
     """
 
-    ready, dropped_samples = (), 0  # there are no slots
+    ready = ()  # there are no slots
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class DeviceWorker(RolloutWorkerBase):
         self._dataset = _allocate_dataset(spec, plan, device)
         self._num_columns, self._num_valid, self._is_full = 0, 0, False
         self._version = learner.policy_version  # of the dataset's rows
+        self._max_lag = plan.max_policy_lag
+        self.dropped_samples = 0
         self._last_rows = group.reset()
         self._last_state = torch.zeros((group.num_envs, plan.rnn_state_size), device=device)
 
@@ -85,6 +87,10 @@ class DeviceWorker(RolloutWorkerBase):
     # The methods that `TrajectoryLoop` calls (`DatasetSource` and `DatasetRoom`).
 
     def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
+        """The dataset if it is full; what was collected before other weights were taken over is dropped."""
+        if self._num_columns > 0 and self._version < learner_version - self._max_lag:
+            self.dropped_samples += self._num_valid
+            self.release([])
         return [] if self._is_full else None
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:

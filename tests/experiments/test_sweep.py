@@ -298,7 +298,9 @@ def test_the_best_settings_need_no_preset(tmp_path) -> None:
 
 def test_settings_that_were_tried_twice_have_the_rank_of_their_better_trial(monkeypatch) -> None:
     values = [("a", 1.0), ("b", 8.0), ("a", 10.0), ("c", 3.0)]
-    results = [Result(idx, f"trial_{idx}", "complete", value, (name,), None) for idx, (name, value) in enumerate(values)]
+    results = [
+        Result(idx, f"trial_{idx}", "complete", value, (name,), None) for idx, (name, value) in enumerate(values)
+    ]
     monkeypatch.setattr(Study, "results", lambda study: results)
     study = Study.__new__(Study)
     study.definition = DEFINITION

@@ -71,6 +71,26 @@ def test_sync_grants_nothing_before_the_whole_dataset_was_trained_on() -> None:
     assert [split_idx for split_idx, _ in book.grant()] == [0, 0, 1, 1]
 
 
+def test_in_sync_slots_that_are_dropped_are_filled_again() -> None:
+    """Weights of another run were taken over when each split had filled the first of its two slots."""
+    book = sync_book()
+    book.grant()
+    jump = book.plan.max_policy_lag + 1
+    old = [book.hand_over(split_idx) for split_idx in (0, 1)]
+    for split_idx in (0, 1):
+        book.hand_over(split_idx, jump)
+    assert book.ledger.take_dataset(jump) is None
+    assert sorted(book.grant()) == list(zip((0, 1), old, strict=True))
+    assert book.grant() == [] and book.ledger.take_dataset(jump) is None
+    for split_idx in (0, 1):
+        book.hand_over(split_idx, jump)
+    columns = book.ledger.take_dataset(jump)
+    assert columns is not None and len(columns) == 4
+    assert book.ledger.dropped_samples == 2 * book.plan.rollout * 2
+    book.ledger.release(columns)
+    assert [split_idx for split_idx, _ in book.grant()] == [0, 0, 1, 1]
+
+
 def test_with_a_fixed_lag_a_dataset_is_collected_as_a_whole_when_the_learner_says_so() -> None:
     # 2 splits of 2 environments; 8 columns are 4 slots, and there are 8.
     book = Book(fixed_lag=True, num_workers=2, num_envs_per_worker=2, batch_size=16)

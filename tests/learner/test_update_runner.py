@@ -104,6 +104,26 @@ def test_sequences_of_many_short_episodes_are_not_padded() -> None:
         assert calls == [(size, 0 if is_short else 4)], "a graph has room for four sequences"
 
 
+def test_larger_minibatches_than_before_are_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a policy has them that has played more agents than in the datasets before."""
+    monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
+    sizes = []
+
+    def take_step(batch: Samples, rate: Tensor, num_pieces: int) -> tuple[Tensor, Tensor]:
+        assert batch.share is not None
+        sizes.append((len(batch.log_prob), int((batch.share > 0).sum())))
+        return torch.zeros(1), batch.log_prob
+
+    names = ("floats", "action", "action_parameters", "log_prob", "advantage", "normalized_return", "normalized_value")
+    step = GraphedStep(take_step, CPU, num_ranks=1)
+    for num_samples in (3, 5, 2, 8, 9):
+        batch = Samples(**dict.fromkeys(names, torch.arange(float(num_samples))))
+        step.start_pass([batch], largest=num_samples)
+        assert step(batch, 0.1)[1].tolist() == list(range(num_samples))
+    assert sizes == [(3, 3), (8, 5), (8, 2), (8, 8), (16, 9)]
+    assert step.runner.take_notice() is None
+
+
 def test_what_the_plain_update_raises_is_no_matter_of_compiling() -> None:
     def fail(inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         raise FloatingPointError("not finite")

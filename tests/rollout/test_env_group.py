@@ -42,7 +42,11 @@ def test_an_episode_in_which_a_message_came_has_an_older_number() -> None:
         if slot == 5:  # in the middle of the second episode
             run.group.set_training_info(TrainingInfo({"level": 1}, 7))
         run.fill(slot)
-    assert [(episode.length, episode.training_info) for episode in run.group.take_episodes()] == [(3, 0), (3, 6), (3, 7)]
+    assert [(episode.length, episode.training_info) for episode in run.group.take_episodes()] == [
+        (3, 0),
+        (3, 6),
+        (3, 7),
+    ]
 
 
 def script(*ends: tuple[bool, bool]) -> list[Any]:
