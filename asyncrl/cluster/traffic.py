@@ -147,11 +147,12 @@ class Traffic:
     def added_lag(self, steps_per_s: float, round_trip_s: float) -> float:
         """Policy versions by which samples of pools are older because of the round trip, on average.
 
-        Samples travel for half a round trip, and weights for the other half. If weights are published more often than
-        once in a round trip, the pool gets the newest once in each, and acts with them for a round trip.
+        Samples travel for half a round trip, and weights for the other half. Weights that are published while others
+        are under way wait for the rest of a round trip, on average half of one. That is the share of all weights for
+        which others are under way, or all if they are published more often than once in a round trip.
         """
-        is_frequent = round_trip_s * steps_per_s * self.publications_per_step >= 1.0
-        late_s = round_trip_s * (1.5 if is_frequent else 1.0)
+        waiting = min(1.0, round_trip_s * steps_per_s * self.publications_per_step)
+        late_s = round_trip_s * (1.0 + 0.5 * waiting)
         return late_s * steps_per_s * self.versions_per_step
 
     def describe(self, network: Network) -> list[str]:

@@ -90,11 +90,10 @@ def test_hosts_for_a_wanted_speed_and_the_lag_of_a_round_trip() -> None:
         2,
     ]
     assert traffic().hosts_needed(1200.0, 200.0, 1.5) == 2
-    assert traffic().added_lag(1000.0, 0.2) == pytest.approx(2.0), "0.2 s of 1000 steps/s and a version in 100 steps"
-    assert traffic().added_lag(1000.0, 0.999) == pytest.approx(9.99), "a publication in 1 s arrives before the next one"
-    assert traffic().added_lag(1000.0, 1.0) == pytest.approx(15.0), (
-        "in use for another round trip, half of it on average"
-    )
+    # A version in 100 steps, and a publication in 1 s, of which a fifth waits for 0.1 s.
+    assert traffic().added_lag(1000.0, 0.2) == pytest.approx(10.0 * (0.2 + 0.2 * 0.1))
+    assert traffic().added_lag(1000.0, 0.01) == pytest.approx(0.1, rel=0.01), "few weights wait for others"
+    assert traffic().added_lag(1000.0, 1.0) == traffic().added_lag(500.0, 2.0) == pytest.approx(15.0), "all wait"
 
 
 def test_datasets_that_are_collected_with_fixed_weights_get_no_older() -> None:

@@ -158,7 +158,7 @@ def test_flags_of_one_policy_leave_what_else_was_saved_of_policies(tmp_path: Pat
 def test_arguments_of_an_environment_are_what_its_files_will_say() -> None:
     assert load(["--env_kwargs={a: {0: 1.5}}"]).config.env_kwargs == {"a": {"0": 1.5}}
     assert TrainConfig(env_kwargs={"size": (3, 4)}).env_kwargs == {"size": [3, 4]}
-    with pytest.raises(UsageError, match="env_kwargs=.* is not possible: expected a JSON object"):
+    with pytest.raises(UsageError, match=r"env_kwargs=.* is not possible: expected a JSON object"):
         TrainConfig(env_kwargs={"size": object()})
 
 

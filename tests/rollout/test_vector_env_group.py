@@ -123,7 +123,7 @@ def test_a_step_that_both_terminates_and_truncates_terminates(
 
 
 class Exploding(gymnasium.Env[Any, Any]):
-    """Terminates after three steps in a state that is no number, and is shown so if `when` says when: "end" or "step"."""
+    """Terminates after three steps; shows numbers that are none then (`when` is "end"), or a step before ("step")."""
 
     observation_space, action_space = Box(-np.inf, np.inf, (2,), np.float32), Discrete(2)
 
