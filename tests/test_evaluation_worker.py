@@ -173,7 +173,11 @@ def test_a_return_of_other_tasks_or_measured_in_another_way_is_no_best(
     assert checkpoint.best_return(tmp_path, TrainConfig(env="CartPole-v1", save_best_metric="train")) is None
 
 
-def test_environments_of_an_evaluation_have_been_told_what_those_of_training_were(tmp_path: Path) -> None:
+def test_environments_of_an_evaluation_have_been_told_what_those_of_training_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = EnvSpec("told_env:Told", vector_observation(2), DiscreteAction(2, 0), None)
+    monkeypatch.setitem(globals(), "SPEC", spec)
     run = Evaluating(tmp_path, env="told_env:Told", eval_episodes=2)
     run.publish(1000)
     assert run.worker.run()[0].mean_reward == 0.0

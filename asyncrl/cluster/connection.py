@@ -32,8 +32,8 @@ ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICA
 """
 
 _INLINE = {"RAY_max_direct_call_object_size": "8000000"}
-"""Arguments and results of up to 8 MB travel with their call. Ray puts those of 100 kB or more into its object store; the
-other machine learns where they are before it asks for them, so they arrive a round trip later."""
+"""Arguments and results of up to 8 MB travel with their call. Those of 100 kB or more would go through the object store
+of Ray: the other machine learns where they are before it asks for them, so they arrive a round trip later."""
 _NO_TOKEN = "InvalidAuthToken"
 """What Ray writes if it is refused. `ray start` asks for a token where there is one, other programs do not send it."""
 

@@ -37,9 +37,9 @@ GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), 
 
 
 def test_an_episode_in_which_a_message_came_has_an_older_number() -> None:
-    run = Filled([ScriptedEnv(script(GO, GO, TERMINATED) * 3)], rollout=1)
-    for slot in range(1, 9):
-        if slot == 5:  # in the middle of the second episode
+    run = Filled([ScriptedEnv(script(GO, GO, TERMINATED) * 4)], rollout=2)
+    for slot in range(1, 5):
+        if slot == 2:  # in the middle of the second episode
             run.group.set_training_info(TrainingInfo({"level": 1}, 7))
         run.fill(slot)
     assert [(episode.length, episode.training_info) for episode in run.group.take_episodes()] == [
