@@ -126,6 +126,19 @@ def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) 
     assert (block == 3.0).all()
 
 
+def test_a_slot_of_an_async_pool_waits_for_weights_that_were_sent_and_not_for_the_newest(link: Link) -> None:
+    link.bridge.poll()
+    link.publish(2)  # cannot be sent yet, because the first weights are under way
+    link.pool.answer("take", 0, link.parcel(0, [0, 1]))
+    link.bridge.poll()
+    link.exchange.poll()
+    columns = link.exchange.take_dataset(1, 0.0)
+    assert columns is not None
+    link.exchange.release(columns)
+    link.bridge.poll()
+    assert [args[0] for args, _ in link.pool.open("grant")] == [1, 1]
+
+
 @pytest.mark.parametrize(("async_rl", "named"), [(True, 1), (False, 2)], ids=["async", "sync"])
 def test_grants_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(async_rl: bool, named: int) -> None:
     plan = planned(algo="sac", cluster="ray", async_rl=async_rl, num_envs_per_worker=1, replay_size=100)
