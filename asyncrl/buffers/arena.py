@@ -46,7 +46,6 @@ class Arena:
 
     def __init__(self, fd: int, specs: tuple[ArraySpec, ...]) -> None:
         """Maps an existing file descriptor; `Arena.create` makes a new one."""
-        self._fd = fd
         self._specs = specs
         self._mapping = mmap.mmap(fd, arena_size(specs))
         self._arrays: dict[str, npt.NDArray[Any]] = {}
@@ -54,6 +53,7 @@ class Arena:
         for spec in specs:
             self._arrays[spec.name] = np.ndarray(spec.shape, spec.dtype, self._mapping, offset)
             offset += spec.padded_bytes
+        self._fd = fd  # last: an arena that cannot be made does not close it
 
     @classmethod
     def create(cls, specs: Iterable[ArraySpec]) -> Arena:
@@ -123,6 +123,11 @@ class Arena:
             os.close(self._fd)
             self._fd = -1
         self._arrays.clear()
+
+    def __del__(self) -> None:
+        """An arena that was not closed leaves no descriptor behind; its views keep its pages."""
+        if self.__dict__.get("_fd", -1) >= 0:
+            os.close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_arena, (reduction.DupFd(self._fd), self._specs)

@@ -69,6 +69,19 @@ def ring_specs(name: str, capacity: int) -> list[ArraySpec]:
     ]
 
 
+_MOST_FOR_SELECT = 1024
+"""`select` takes only smaller descriptors; `poll` takes all, and whole milliseconds."""
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    """Whether a descriptor can be read, or becomes so within the timeout."""
+    if descriptor < _MOST_FOR_SELECT:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000.0 * timeout_s))
+
+
 class Waker:
     """Wakes the one process that waits on it; any number of processes may send."""
 
@@ -88,7 +101,7 @@ class Waker:
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until woken or until the timeout; takes all pending wake-ups. Returns whether it was woken."""
-        if not select.select([self._read_fd], [], [], timeout_s)[0]:
+        if not _is_readable(self._read_fd, timeout_s):
             return False
         try:
             os.read(self._read_fd, 4096)

@@ -49,6 +49,24 @@ def test_all_pages_are_taken_at_the_start_and_have_no_name(monkeypatch: pytest.M
     arena.close()
 
 
+def test_an_arena_that_nobody_has_closed_leaves_no_descriptor_and_its_views_stay() -> None:
+    def num_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = num_open()
+    arena = Arena.create(SPECS)
+    numbers, view = arena.array("numbers"), arena.scoped("policy.1.")
+    opened = num_open()
+    del arena
+    assert num_open() == opened > before, "the view needs it"
+    del view
+    assert num_open() == opened - 1
+    numbers[:] = 3
+    assert numbers.sum() == 15
+    del numbers
+    assert num_open() == before
+
+
 def test_two_arrays_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="share a name"):
         Arena.create([SPECS[0], SPECS[0]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +30,19 @@ def test_a_wake_up_before_the_wait_ends_it_and_ends_only_one(waker: Waker) -> No
 
 def test_nobody_woken_is_a_timeout(waker: Waker) -> None:
     assert not waker.wait(0.001)
+
+
+def test_a_process_may_have_more_files_open_than_select_takes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 3000)), hard))
+    low = Waker()
+    waker = Waker(*(fcntl.fcntl(fd, fcntl.F_DUPFD, 1500) for fd in (low._read_fd, low._write_fd)))
+    low.close()
+    assert not waker.wait(0.001)
+    waker.wake()
+    assert waker.wait(30.0)
+    waker.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.timeout(20)
