@@ -100,7 +100,8 @@ class RayConnection:
         Raises:
             RunFailed: the cluster cannot be reached.
         """
-        os.environ.update({name: value for name, value in _INLINE.items() if name not in os.environ})  # for the import
+        for name, value in _INLINE.items():
+            os.environ.setdefault(name, value)  # before the import, which reads it
         import ray
 
         self._ray = ray
@@ -114,7 +115,7 @@ class RayConnection:
             "resources": config.ray_resources or None,
             "max_concurrency": _THREADS,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": _INLINE},
+            "runtime_env": {"env_vars": {name: os.environ[name] for name in _INLINE}},
         }
         self._actor: Any = ray.remote(Pool).options(**options).remote(start)
 

@@ -67,6 +67,7 @@ class TensorEnvGroup(EnvironmentGroup):
     ) -> None:
         super().__init__([env], [seed])
         self.num_envs: int = env.num_envs
+        self.columns_of_one = env.num_envs
         self._env = env
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
         self._rows = TensorRows(spec, env.num_envs, device)
@@ -142,11 +143,12 @@ class TensorEnvGroup(EnvironmentGroup):
             [each.episode_length for each in ends],
             *([each.extra_stats.get(name, missing) for each in ends] for name in names),
         ]
-        table = torch.stack([torch.stack(column).flatten()[places].double() for column in columns], dim=1)
-        for episode_return, length, *extra_stats in table.tolist():
+        of_ends = [torch.stack(column).flatten()[places].double() for column in columns]
+        table = torch.stack([(places % self.num_envs).double(), *of_ends], dim=1)
+        for env, episode_return, length, *extra_stats in table.tolist():
             named = zip(names, extra_stats, strict=True)
             own = {name: value for name, value in named if not math.isnan(value)}
-            self._record_episode(0, episode_return, int(length), own)
+            self._record_episode(0, episode_return, int(length), own, column=int(env))
 
     def not_finite(self) -> EnvironmentTrouble:
         """The error for a trajectory that contains NaN or infinity."""

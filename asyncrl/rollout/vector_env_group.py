@@ -112,10 +112,10 @@ class VectorEnvGroup(HostEnvGroup):
         self._store_obs(obs, rows.next_obs, "step")
         has_ended = flags.ended.any()
         if has_ended and self._mode == AutoresetMode.NEXT_STEP:
-            # Nothing reads the final observation of a terminated episode, which some environments end with NaN.
-            unread = rows.next_obs[flags.terminated]
-            unread[~np.isfinite(self._codec.floats(unread)).all(1)] = 0
-            rows.next_obs[flags.terminated] = unread
+            floats = self._codec.floats(rows.next_obs)
+            if not is_surely_finite(floats):
+                # Nothing reads the final observation of a terminated episode, which some environments end with NaN.
+                rows.next_obs[flags.terminated & ~np.isfinite(floats).all(1)] = 0
         try:
             if has_ended and self._mode != AutoresetMode.NEXT_STEP:
                 self._arrange_obs(flags, infos, rows.next_obs)

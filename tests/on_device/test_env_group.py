@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from tensor_envs import AsTensors
 from tensor_groups import NUM_ENVS, NumberedSentinel, sentinels, tensor_group
 
+from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.envs.spaces import read_spec
 from asyncrl.rollout.failures import EnvironmentCallFailed, WrongObservation
@@ -30,6 +31,9 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
     arrays.reset(last)
     last_rows, num_begun = tensors.reset(), 0
     for trajectory in range(NUM_TRAJECTORIES):
+        if trajectory == NUM_TRAJECTORIES // 2:
+            for group in (tensors, arrays):
+                group.set_training_info(TrainingInfo({"level": 1}, 7))
         begun = arrays.start_slot(last, first)
         rows, has_begun = tensors.start_trajectory(last_rows)
         assert np.flatnonzero(has_begun.numpy()).tolist() == begun
@@ -46,6 +50,9 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
             tensors.record_ends([step.ends], int(step.ends.ended.sum()))
     assert (num_begun > 0) == (mode != AutoresetMode.NEXT_STEP)
     found, wanted = tensors.take_episodes(), arrays.take_episodes()
+    told = [episode.training_info for episode in found]
+    assert told == [episode.training_info for episode in wanted]
+    assert set(told) == {0, 6, 7} and told.count(6) == NUM_ENVS, "an episode of each had begun before the message"
     assert [episode.length for episode in found] == [episode.length for episode in wanted]
     np.testing.assert_allclose(
         [episode.episode_return for episode in found], [episode.episode_return for episode in wanted], atol=1e-5
