@@ -209,20 +209,8 @@ def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 
 def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iterator[Problem]:
-    own = config.burn_in + plan.recurrence + 1 if config.use_rnn else config.n_step + 1
-    rows = plan.num_envs * own
-    if replay.warmup_env_steps < rows:
-        first = f"transition with --n_step={config.n_step}"
-        if config.use_rnn:
-            first = f"sequence with --burn_in={config.burn_in} and {plan.recurrence} steps after it (--recurrence)"
-        text = (
-            f"--warmup_env_steps={replay.warmup_env_steps} is too short: {plan.num_envs} environments need {own} steps "
-            f"each for a first {first}, {rows} in all."
-        )
-        others = "burn_in recurrence" if config.use_rnn else "n_step"
-        yield _problem(f"warmup_env_steps {others}", text, f"--warmup_env_steps={rows}")
     if replay.size < replay.warmup_env_steps:
-        text = f"--replay_size={replay.size} is smaller than --warmup_env_steps={replay.warmup_env_steps}."
+        text = f"--replay_size={replay.size} is smaller than the warm-up of {replay.warmup_env_steps} steps."
         yield _problem("replay_size warmup_env_steps", text, f"--replay_size={replay.warmup_env_steps}")
     if config.lr_schedule.startswith("kl_adaptive"):
         text = f"--lr_schedule={config.lr_schedule} needs on-policy data; --algo={config.algo} has none."

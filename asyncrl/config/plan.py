@@ -43,7 +43,8 @@ class ReplayPlan:
 
     Attributes:
         size: capacity in environment steps.
-        warmup_env_steps: environment steps before the first update.
+        warmup_env_steps: environment steps before the first update; at least one transition or sequence of each
+            environment.
         updates_per_env_step: updates for each environment step after that.
         tolerance: updates by which the learner may fall behind, in addition to two steps of every environment.
         is_prioritized: whether transitions are drawn by priority.
@@ -382,6 +383,7 @@ def resolve(
         num_inference_workers = len(inference_devices)
     num_cores = 1 if config.actor_critic_share_weights or config.is_off_policy else 2
     auto_recurrence = _OFF_POLICY_RECURRENCE if config.is_off_policy else config.rollout
+    recurrence = auto_recurrence if config.recurrence == "auto" else config.recurrence
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
     num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
     num_remote = num_remote_hosts * config.num_workers_per_remote_host
@@ -414,8 +416,8 @@ def resolve(
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
-        recurrence=auto_recurrence if config.recurrence == "auto" else config.recurrence,
-        replay=_replay(config),
+        recurrence=recurrence,
+        replay=_replay(config, num_workers * num_envs, recurrence),
         hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",
         num_eval_envs=_num_eval_envs(config),
@@ -462,13 +464,14 @@ def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tupl
     return HogwildPlan(mode, count, config.num_epochs, num_batches, devices)
 
 
-def _replay(config: TrainConfig) -> ReplayPlan | None:
+def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan | None:
     if not config.is_off_policy:
         return None
+    rows = config.burn_in + recurrence + 1 if config.use_rnn else config.n_step + 1
     tolerance = config.replay_ratio_tolerance if config.async_rl else 0.0
     return ReplayPlan(
         config.replay_size,
-        config.warmup_env_steps,
+        max(config.warmup_env_steps, num_envs * rows),
         config.updates_per_env_step,
         tolerance,
         is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,

@@ -368,7 +368,11 @@ class TrainConfig(BaseModel):
 
     replay_size: PositiveInt = _replay(1_000_000, "environment steps that the replay holds")
     save_replay: bool = _replay(False, "save the replay in the newest checkpoints; else a resumed run starts with none")
-    warmup_env_steps: PositiveInt = _replay(5_000, "environment steps with random actions before the first update")
+    warmup_env_steps: PositiveInt = _replay(
+        5_000,
+        "environment steps with random actions before the first update; more, where environments need more for a "
+        "first transition or sequence each",
+    )
     updates_per_env_step: PositiveFloat = _replay(
         1.0, "updates for each environment step after the warm-up; the learner or the workers wait to keep this ratio"
     )

@@ -202,8 +202,8 @@ SAC: dict[str, Any] = {"algo": "sac", "num_workers": 2, "num_envs_per_worker": 4
 @pytest.mark.parametrize(
     ("settings", "words", "fitting"),
     [
-        ({"warmup_env_steps": 30, "n_step": 3}, "8 environments need 4 steps each", "--warmup_env_steps=32"),
-        ({"replay_size": 4999}, "is smaller than --warmup_env_steps=5000", "--replay_size=5000"),
+        ({"warmup_env_steps": 30, "n_step": 3, "replay_size": 31}, "the warm-up of 32 steps", "--replay_size=32"),
+        ({"replay_size": 4999}, "is smaller than the warm-up of 5000 steps", "--replay_size=5000"),
         ({"lr_schedule": "kl_adaptive_epoch"}, "needs on-policy data", "--lr_schedule=constant"),
         ({"compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
         (
@@ -365,11 +365,6 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
         ({"value_bins": 51}, "--value_bins=51", "--value_bins=none"),
         ({"batch_size": 40}, "--recurrence=16 must divide --batch_size=40", "--batch_size=48"),
         ({"recurrence": 7, "algo": "td3"}, "--recurrence=7 must divide --batch_size=128", "--batch_size=126"),
-        (
-            {"warmup_env_steps": 100},
-            "4 environments need 33 steps each for a first sequence with --burn_in=16 and 16 steps after it",
-            "--warmup_env_steps=132",
-        ),
     ],
 )
 def test_sequences_from_a_replay_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
