@@ -140,6 +140,8 @@ def _conflicts(options: _Options) -> list[str]:
 
 def _check_can_write(path: Path) -> None:
     """Creates the file before the episodes are played, which may take long."""
+    if path.is_dir():
+        raise UsageError(f"Cannot write {path}: it is a folder. Choose another --episodes_csv.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

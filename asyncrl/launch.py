@@ -79,7 +79,9 @@ def _launch(arguments: Sequence[str]) -> int:
     if problems or options is None:
         raise UsageError("\n".join(problems))
     grid = read_grid(Path(given[0]), options.train_dir)
-    launch = Launch(grid, num_slots=options.slots, retries=options.retries, if_changed=options.changed)
+    # A table is of what was made, also with other settings.
+    if_changed: IfChanged = "resume" if options.table else options.changed
+    launch = Launch(grid, num_slots=options.slots, retries=options.retries, if_changed=if_changed)
     if options.write is not None:
         return _write_job_file(launch, options, options.write)
     if options.table:

@@ -64,7 +64,7 @@ def _pull(options: _Options) -> None:
     repo, _ = hub.parse_address(options.repo)
     name = options.experiment or repo.partition("/")[2]
     path = checked_run_path(options.train_dir, name)
-    if path.exists() and any(path.iterdir()):
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists: give another --experiment.")
     fetched = hub.fetch(options.repo)
     found = hub.checkpoints_in(fetched)

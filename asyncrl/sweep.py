@@ -8,6 +8,7 @@ All runs, the table of results and best.yaml are in train_dir/my_search. All oth
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,10 @@ from asyncrl.experiments.sweep_results import BEST
 from asyncrl.runtime.locating import TRAIN_DIR
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import checked_run_path
+
+_OF_OBJECTIVE = {"objective": "kind", "threshold": "threshold", "baseline": "baseline"}
+_OF_DEFINITION = {"sampler": "sampler", "pruner": "pruner", "search_seed": "seed"}
+"""Fields of `Objective` and of `Definition`, by flag."""
 
 INSTEAD = {
     "seed": "give --search_seed; trials have seeds of their own",
@@ -145,10 +150,16 @@ def _read_options(arguments: Sequence[str]) -> tuple[_Options, dict[str, str]]:
 
 
 def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Definition:
-    """What the flags define; without flags of training, what the study in the folder has."""
+    """What the flags define; without flags of training, what the study in the folder has where no flag says more."""
     saved = read_definition(folder)
     if saved is not None and not texts:
-        return saved
+        given = {name: getattr(options, name) for name in options.model_fields_set}
+        of_objective = {field: given[flag] for flag, field in _OF_OBJECTIVE.items() if flag in given}
+        own = {field: given[flag] for flag, field in _OF_DEFINITION.items() if flag in given}
+        space = read_mapping(find_space(options.space)) if "space" in given else saved.space
+        return dataclasses.replace(
+            saved, space=space, objective=dataclasses.replace(saved.objective, **of_objective), **own
+        )
     if "env" not in texts and "config" not in texts:
         raise UsageError(
             "--env is required for a new study: give the environment to search settings for, such as --env=CartPole-v1 "
@@ -173,7 +184,7 @@ def _with_settings_of_file(texts: Mapping[str, str], fixed: Mapping[str, Any]) -
     if "config" not in texts:
         return tuple(given)
     load([*(as_flag(name, value) for name, value in fixed.items()), *given])  # names the file in its mistakes
-    content = {name.replace("-", "_"): value for name, value in read_mapping(Path(texts["config"])).items()}
+    content = read_mapping(Path(texts["config"]))
     own = {*texts, *fixed, *INSTEAD, "train_dir"}
     in_file = [as_flag(name, value) for name, value in content.items() if name not in own]
     return (*in_file, *(flag for flag in given if not flag.startswith("--config=")))

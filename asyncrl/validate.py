@@ -14,6 +14,7 @@ from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from asyncrl.cli.console import format_plan, format_settings, plan_as_data, print_findings
 from asyncrl.cluster.traffic import Network
+from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
@@ -54,8 +55,16 @@ _EXAMPLES = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --ba
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if the run can start, 2 for a mistake in the settings, 1 if the environment raised."""
+    try:
+        return _validate(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:  # of settings without which no plan can be made
+        print(*(f"error: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
+        return 2
+
+
+def _validate(argv: Sequence[str]) -> int:
     loaded = load(
-        sys.argv[1:] if argv is None else argv,
+        argv,
         option_flags(_Options),
         program="python -m asyncrl.validate",
         description="Check the settings of a training run and show what it would need. Takes the flags of training.",

@@ -222,6 +222,7 @@ def test_all_checkpoints_of_a_run_are_compared_by_name(trained, capsys):
         (("--compare=best", "--opponents=random"), "--compare is not possible with --opponents"),
         (("--episodes_csv=a.csv", "--opponents=random"), "--episodes_csv is not possible with --opponents"),
         (("--episodes_csv=/proc/a.csv",), "Cannot write /proc/a.csv"),
+        (("--episodes_csv=/tmp",), "Cannot write /tmp: it is a folder"),
     ],
 )
 def test_what_cannot_be_compared_or_written_is_said_before_it_is_played(trained, capsys, arguments, problem):

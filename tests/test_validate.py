@@ -188,3 +188,19 @@ def test_pools_on_other_machines_are_shown_with_their_traffic(
     monkeypatch.setattr(connection, "find_problem", lambda config: "nobody is there.")
     assert main(flags) == 2
     assert "nobody is there." in capsys.readouterr().err
+
+
+def test_a_rule_between_the_settings_of_an_algorithm_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ruled.py").write_text(
+        "import dataclasses, pydantic\nfrom asyncrl import Algorithm, TrainConfig\n"
+        "from asyncrl.config.algorithms import find_algorithm\n\n"
+        "class Settings(TrainConfig):\n    low: float = 0.0\n\n"
+        "    @pydantic.model_validator(mode='after')\n    def check(self):\n        if self.low > 1.0:\n"
+        "            raise ValueError('low must not exceed 1')\n        return self\n\n"
+        "RULED = dataclasses.replace(find_algorithm('ppo'), name='ruled', settings=Settings)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--env=CartPole-v1", "--algo=ruled:RULED", "--low=2"]) == 2
+    assert capsys.readouterr().err == "error: low must not exceed 1\n"

@@ -161,11 +161,14 @@ class Run:
 
     @property
     def num_workers(self) -> int | None:
-        """Rollout workers of all ranks: as set, as planned, or as many as have records; None if unknown."""
-        configured = self.config.get("num_workers")
-        if not (isinstance(configured, int) and configured > 0):
-            configured = self.recorded_workers or len(self._workers())
-        return configured * self.num_ranks or None
+        """Rollout workers of all ranks: as planned, as set, or as many as have records; None if unknown."""
+        of_rank, configured = self.recorded_workers, self.config.get("num_workers")
+        if of_rank is None and isinstance(configured, int) and configured > 0:
+            pools, each = (self.config.get(f"num_{name}") for name in ("remote_hosts", "workers_per_remote_host"))
+            of_rank = configured
+            if self.config.get("cluster", "none") != "none" and isinstance(pools, int) and isinstance(each, int):
+                of_rank += pools * each
+        return (of_rank or len(self._workers())) * self.num_ranks or None
 
     def _workers(self) -> list[int]:
         names = {name for record in self.records for name in record}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.user_modules import import_user_module
 
 if TYPE_CHECKING:
@@ -203,6 +203,18 @@ SHORT_NAMES: dict[str, dict[str, Any]] = {
     "a3c": {"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"},
 }
 """Other values that may be given for `algo`, and the settings that each stands for."""
+
+
+def spell_out(values: dict[str, Any]) -> list[Problem]:
+    """Replaces the short name of an algorithm by the settings that it means; returns those with another value."""
+    name = str(values.get("algo"))
+    meant, problems = SHORT_NAMES.get(name, {}), []
+    for other, value in meant.items():
+        if other != "algo" and values.get(other, value) != value:
+            text = f"--algo={name} means --{other}={value}, but --{other}={values[other]} was given."
+            problems.append(Problem(("algo", other), text))
+    values.update(meant)
+    return problems
 
 
 def register_algorithm(algorithm: Algorithm) -> Algorithm:

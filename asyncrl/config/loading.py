@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, known_names
+from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, known_names, spell_out
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.flags import (
     ExtraFlag,
@@ -80,7 +80,6 @@ class _Layers:
 
     def put(self, values: Mapping[str, Any], origin: str, settings: Mapping[str, Setting]) -> None:
         for name, value in values.items():
-            name = name.replace("-", "_")
             if name in settings:
                 self.values[name] = value
                 self.origins[name] = origin
@@ -144,8 +143,8 @@ def load(
         from_file = read_mapping(Path(texts["config"]), settings) if "config" in texts else {}
     except UsageError as error:
         layers.problems.append(Problem(("config",), f"--config: {error}"))
-    _spell_out(from_file, layers)
-    _spell_out(from_flags, layers)
+    for values in (from_file, from_flags):
+        layers.problems.extend(spell_out(values))
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
     truths = {flag.name: texts.get(flag.name, "").lower() in ("true", "yes", "on", "1") for flag in extra_flags}
     cli = {flag.name: truths[flag.name] if flag.is_bool else texts.get(flag.name) for flag in extra_flags}
@@ -279,18 +278,6 @@ def _merge(
 def _trains_on_gpu(wanted: Mapping[str, Any]) -> bool:
     given = [str(wanted[name]) for name in ("learner_device", "device") if wanted.get(name, "auto") != "auto"]
     return given[0].startswith("cuda") if given else Machine.detect().cuda_is_usable
-
-
-def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
-    """Replaces the short name of an algorithm by the settings that it means."""
-    meant = SHORT_NAMES.get(str(values.get("algo")))
-    if meant is None:
-        return
-    for name, value in meant.items():
-        if name != "algo" and name in values and values[name] != value:
-            text = f"--algo={values['algo']} means --{name}={value}, but --{name}={values[name]} was given."
-            layers.problems.append(Problem(("algo", name), text))
-    values.update(meant)
 
 
 def _read_saved(wanted: Mapping[str, Any], find_saved: FindSaved, layers: _Layers) -> TrainConfig | None:

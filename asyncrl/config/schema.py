@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from asyncrl.config.algorithms import Algorithm, find_algorithm
+from asyncrl.config.algorithms import Algorithm, find_algorithm, spell_out
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.value_types import (
     ActionMapping,
@@ -114,7 +114,14 @@ class TrainConfig(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _explain_refusals(cls, values: Any, validate: ModelWrapValidatorHandler[TrainConfig]) -> TrainConfig:
-        """Raises every mistake as the sentence that the command line has for it, in place of pydantic's error."""
+        """Raises every mistake as the sentence that the command line has for it, in place of pydantic's error.
+
+        A short name of an algorithm, as `a3c`, is replaced by the settings that it means.
+        """
+        if isinstance(values, dict):
+            values = dict(values)
+            if problems := spell_out(values):
+                raise ConfigError(problems)
         try:
             return validate(values)
         except ValidationError as error:
@@ -125,16 +132,16 @@ class TrainConfig(BaseModel):
         from asyncrl.config.settings import all_settings
 
         known = all_settings(cls)
-        problems = []
+        refused = []
         for name, detail in details.items():
             reason = str(detail.get("ctx", {}).get("error", ""))
             if not name or (name == "algo" and not reason.startswith("There is no algorithm")):  # the check says why
-                problems.append(Problem((name,) if name else (), reason or detail["msg"]))
+                refused.append(Problem((name,) if name else (), reason or detail["msg"]))
             elif name in known:
-                problems.append(refused_value(name, values.get(name, known[name].default), known[name].expected))
+                refused.append(refused_value(name, values.get(name, known[name].default), known[name].expected))
             else:
-                problems.append(unknown_name(name, known, f"There is no setting {name}"))
-        raise ConfigError(problems)
+                refused.append(unknown_name(name, known, f"There is no setting {name}"))
+        raise ConfigError(refused)
 
     env: EnvSource = _run("", "Gymnasium id, or MODULE:Id or MODULE:function of a module that registers or makes it")
     env_kwargs: EnvArguments = _run({}, "keyword arguments for the environment, as JSON")

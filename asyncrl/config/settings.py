@@ -129,7 +129,7 @@ _RESOLVERS = {
     "bool": (r"true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", [*"tTfFyYnNoO"]),
     "int": (r"[-+]?(?:0|[1-9][0-9_]*)", [*"-+0123456789"]),
     "float": (
-        r"[-+]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?<=[0-9._])(?:[eE][-+]?[0-9]+)?|[-+]?\.?(?:inf|Inf)|\.?(?:nan|NaN)",
+        r"[-+]?(?=\.?[0-9])(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.?(?:inf|Inf)|\.?(?:nan|NaN)",
         [*"-+0123456789.inNI"],
     ),
 }
@@ -164,12 +164,15 @@ def read_scalar(text: str, setting: Setting) -> Any:
 def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> dict[str, Any]:
     """Reads a YAML file whose top level is a mapping; values of text settings stay as they are written.
 
+    A setting's name may have `-` in place of `_`.
+
     Args:
         path: the file.
         settings: known settings by name; None for those of the package.
 
     Raises:
-        UsageError: the file cannot be read, is no mapping, or has a key twice.
+        UsageError: the file cannot be read, is no mapping, or has a key twice or a tag (`!name`), which would give a
+            value another type than its text shows.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -178,6 +181,10 @@ def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> d
         raise UsageError(f"Cannot read the file {path}: {reason}.") from None
     loader = _Loader(text)
     try:
+        for event in yaml.parse(text):
+            if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
+                where = "" if event.start_mark is None else f" in line {event.start_mark.line + 1}"
+                raise UsageError(f"{path} has the tag {event.tag}{where}: values have no tags here.")
         root = loader.get_single_node()
         return {} if root is None else _read_node(loader, root, path, settings or all_settings())
     except yaml.YAMLError as error:
@@ -192,6 +199,8 @@ def _read_node(loader: _Loader, root: yaml.Node, path: Path, settings: Mapping[s
     values: dict[str, Any] = {}
     for key_node, value_node in root.value:
         key = str(key_node.value)
+        if key not in settings and key.replace("-", "_") in settings:
+            key = key.replace("-", "_")
         if key in values:
             raise UsageError(f"{path} has {key} twice, the second time in line {key_node.start_mark.line + 1}.")
         setting = settings.get(key)

@@ -103,7 +103,9 @@ def read_grid(path: Path, train_dir: Path | None = None) -> Grid:
         problems += _find_problems(path, where, values)
     seeds = _read_seeds(content.get("seeds", 1))
     if seeds is None:
-        problems.append(f"{path}: seeds must be a number of seeds, such as 3, or a list, such as [0, 1, 2].")
+        problems.append(
+            f"{path}: seeds must be a number of seeds, such as 3, or a list of different ones, such as [0, 1, 2]."
+        )
     evaluation = _read_evaluation(path, content.get("evaluate"), problems)
     if problems or seeds is None:
         raise UsageError("\n".join(problems))
@@ -135,7 +137,9 @@ def _find_problems(path: Path, where: str, values: Any) -> list[str]:
 def _read_seeds(given: Any) -> list[int] | None:
     seeds = list(range(given)) if isinstance(given, int) and not isinstance(given, bool) else given
     is_list = isinstance(seeds, list) and bool(seeds)
-    return seeds if is_list and all(type(seed) is int and seed >= 0 for seed in seeds) else None
+    if not (is_list and all(type(seed) is int and seed >= 0 for seed in seeds)):
+        return None
+    return seeds if len(set(seeds)) == len(seeds) else None
 
 
 def _read_evaluation(path: Path, given: Any, problems: list[str]) -> Evaluation | None:

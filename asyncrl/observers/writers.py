@@ -87,7 +87,11 @@ class TensorBoard(RecordWriter):
     def on_start(self, run: Run) -> None:
         """Takes the folder; the first record creates the file."""
         self._folder = run.folder / "tensorboard"
-        self._start = run.start
+        self._purged_from: int | None = None  # first step whose earlier records TensorBoard hides
+        if run.start.before is not None:
+            self._purged_from = run.start.env_steps + 1
+        elif self._folder.is_dir() and any(self._folder.iterdir()):  # it ended before its first checkpoint
+            self._purged_from = 0
         self._events: Any = None
         self.is_off = not run.config.with_tensorboard
 
@@ -100,10 +104,9 @@ class TensorBoard(RecordWriter):
 
             self._folder.mkdir(parents=True, exist_ok=True)
             self._events = EventsWriter(str(self._folder / "events"))
-            if self._start.before is not None:  # TensorBoard then hides earlier records of later steps
+            if self._purged_from is not None:
                 session = SessionLog(status=SessionLog.START)
-                step = self._start.env_steps + 1
-                self._events.write_event(Event(wall_time=time.time(), step=step, session_log=session))
+                self._events.write_event(Event(wall_time=time.time(), step=self._purged_from, session_log=session))
         values = [Scalars.Value(tag=name, simple_value=value) for name, value in record.scalars.items()]
         self._events.write_event(Event(wall_time=time.time(), step=record.env_steps, summary=Scalars(value=values)))
         self._events.flush()

@@ -6,8 +6,8 @@
 
 Only these names are downloaded, those of the last line not at all. Reading them runs no code: tensors are safetensors,
 the rest is JSON and YAML, and a checkpoint is used only if its checksums are right. But settings can name functions of
-this machine, with arguments: an environment may be `subprocess:getoutput`. A run with such settings is not used from
-its address; `pull` downloads it and says what it names, and its folder can be used.
+this machine, with arguments (an environment may be `subprocess:getoutput`), or a cluster to connect to. A run with such
+settings is not used from its address; `pull` downloads it and says what it names, and its folder can be used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from asyncrl.config.errors import UsageError
+from asyncrl.config.settings import read_mapping
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.run_folder import MARKER
 
@@ -35,6 +34,7 @@ OLD_CHECKPOINTS = "checkpoints/*checkpoint_*/*"
 
 _MODULES = ("import_modules", "callbacks")
 _FUNCTIONS = ("env", "algo", "policy_mapping")
+_CLUSTER = ("ray_address", "ray_runtime_env")
 _PETTINGZOO = re.compile(r"pettingzoo:[a-z0-9_]+")
 """An environment of the package itself, which is looked up there and not called as a function."""
 
@@ -111,7 +111,11 @@ def fetch_without_code(given: str) -> Path:
 
 
 def named_code(run: Path) -> list[str]:
-    """Settings in a run's folder, its checkpoints included, that name code, as `name=value`."""
+    """Settings in a run's folder, its checkpoints included, that name code or a cluster, as `name=value`.
+
+    Raises:
+        UsageError: a file of them cannot be read.
+    """
     found: dict[str, None] = {}
     for settings in _settings_in(run):
         for name in _MODULES:
@@ -123,6 +127,9 @@ def named_code(run: Path) -> list[str]:
                 has_arguments = name == "env" and settings.get("env_kwargs")
                 arguments = f" with env_kwargs={settings['env_kwargs']}" if has_arguments else ""
                 found[f"{name}={value}{arguments}"] = None
+        for name in _CLUSTER:
+            if settings.get(name, "auto") not in ("auto", {}):
+                found[f"{name}={settings[name]}"] = None
     return list(found)
 
 
@@ -135,11 +142,12 @@ def _settings_in(run: Path) -> Iterator[dict[str, Any]]:
     read: list[Any] = []
     for path in (run / "config.yaml", *(folder / checkpoints.STATE_FILE for folder in checkpoints_in(run))):
         try:
-            text = path.read_text(encoding="utf-8") if path.exists() else "{}"
-            content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            if path.suffix == ".json":
+                read.append(json.loads(path.read_text(encoding="utf-8")))
+            elif path.exists():
+                read.append(read_mapping(path))  # as a run reads it
+        except (OSError, ValueError) as error:
             raise UsageError(f"Cannot read {path}: {explain(error)}") from error
-        read.append(content)
     while read:
         content = read.pop()
         if isinstance(content, dict):

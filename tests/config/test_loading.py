@@ -165,8 +165,21 @@ def test_arguments_of_an_environment_are_what_its_files_will_say() -> None:
 def test_a3c_is_short_for_a_backend_an_algorithm_and_a_mode() -> None:
     config = load(["--env=CartPole-v1", "--algo=a3c"]).config
     assert (config.algo, config.backend, config.hogwild_mode) == ("a2c", "hogwild", "synced")
-    refused = messages(["--env=CartPole-v1", "--algo=a3c", "--hogwild_mode=shared"])
-    assert refused == ["--algo=a3c means --hogwild_mode=synced, but --hogwild_mode=shared was given."]
+    said = "--algo=a3c means --hogwild_mode=synced, but --hogwild_mode=shared was given."
+    assert messages(["--env=CartPole-v1", "--algo=a3c", "--hogwild_mode=shared"]) == [said]
+    config = TrainConfig(env="CartPole-v1", algo="a3c")
+    assert (config.algo, config.backend, config.hogwild_mode) == ("a2c", "hogwild", "synced")
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig(algo="a3c", hogwild_mode="shared")
+
+
+def test_a_file_may_write_names_with_dashes(tmp_path: Path) -> None:
+    saved, file = tmp_path / "saved.yaml", tmp_path / "run.yaml"
+    saved.write_text("env: CartPole-v1\ngamma: 0.5\n")
+    file.write_text(f"experiment: mine\ntrain-dir: {tmp_path}\n")
+    loaded = load([f"--config={file}"], find_saved=lambda train_dir, _: saved if train_dir == str(tmp_path) else None)
+    assert (loaded.config.train_dir, loaded.config.gamma) == (str(tmp_path), 0.5)
+    assert loaded.origins["gamma"] == "saved run"
 
 
 @pytest.mark.parametrize(
@@ -197,6 +210,13 @@ def test_numbers_mean_what_python_takes_them_for(tmp_path: Path) -> None:
     config = load([f"--config={file}"]).config
     assert config.learning_rate == 1e-4
     assert config.env_kwargs == {"weight": 0.05, "name": True}
+    assert messages(["--gamma=."])[0].startswith("--gamma=. is not possible")
+    assert load(['--env_kwargs={"a": ., "b": .5, "c": 5., "d": -1.5e3}']).config.env_kwargs == {
+        "a": ".",
+        "b": 0.5,
+        "c": 5.0,
+        "d": -1500.0,
+    }
 
 
 def test_text_settings_keep_the_text_as_it_was_written(tmp_path: Path) -> None:
@@ -330,7 +350,15 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("a: [1", "valid YAML"), ("- 1", "name: value"), ("seed: 1\nseed: 2", "twice")]
+    ("content", "words"),
+    [
+        ("a: [1", "valid YAML"),
+        ("- 1", "name: value"),
+        ("seed: 1\nseed: 2", "twice"),
+        ("train-dir: a\ntrain_dir: b", "train_dir twice"),
+        ("env: !!null subprocess:getoutput", "tag:yaml.org,2002:null in line 1"),
+        ("!!null env: subprocess:getoutput", "tag:yaml.org,2002:null in line 1"),
+    ],
 )
 def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, content: str, words: str) -> None:
     file = tmp_path / "run.yaml"

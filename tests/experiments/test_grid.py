@@ -76,6 +76,7 @@ def test_a_flag_keeps_the_value(value) -> None:
         ("settings: [1]", "settings must hold"),
         ("seeds: none", "seeds must be a number of seeds"),
         ("seeds: [0, -1]", "seeds must be a number of seeds"),
+        ("seeds: [0, 1, 1]", "a list of different ones"),
         ("evaluate: {episode: 3}", "in evaluate there is no episode; the nearest is episodes"),
         ("evaluate: many", "evaluate needs a number of episodes"),
         ("grid: {env: [A, A]}", "the same run twice: --env=A"),

@@ -85,6 +85,7 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     with pytest.raises(UsageError, match=r"seed0 was made with other settings: .*gamma: 0.99 -> 0.9") as refused:
         launch(tmp_path, changed)
     assert "--changed=repeat" in str(refused.value)
+    assert main([str(tmp_path / "grid.yaml"), "--table"]) == 0, "a table of what was made"
 
     assert launch(tmp_path, changed, if_changed="resume").make_all()
     assert starts(tmp_path) == {"seed0": 2, "seed1": 2}

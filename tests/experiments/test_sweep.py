@@ -265,6 +265,26 @@ def test_a_study_is_joined_with_its_own_definition_only(tmp_path) -> None:
         define(tmp_path, other)
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--objective=return_per_second", "objective"),
+        ("--baseline=3", "objective"),
+        ("--sampler=cmaes", "sampler: tpe, now cmaes"),
+        ("--pruner=median", "pruner: none, now median"),
+        ("--search_seed=7", "seed: 0, now 7"),
+        ("--space=sac", "space"),
+    ],
+)
+def test_what_defines_a_study_is_not_ignored_when_it_is_continued(tmp_path, pretends, capsys, flag, said) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    define(folder, DEFINITION)
+    assert main(["--study=mine", f"--train_dir={tmp_path}", flag]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["--study=mine", f"--train_dir={tmp_path}", "--pruner=none", "--num_trials=1", "--final_best=0"]) == 0
+
+
 def test_two_machines_define_one_study_at_the_same_time(tmp_path, monkeypatch) -> None:
     # Containers often have the same process ids.
     link = os.link

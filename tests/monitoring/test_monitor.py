@@ -276,6 +276,17 @@ def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(t
     assert (summary.env_steps, summary.wall_s) == (5000, 9.0)
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_hides_its_records_when_it_begins_anew(tmp_path):
+    Run(tmp_path, with_tensorboard=True).at(5, learner(4000), rollout(0, 64, [EpisodeRecord(1.0, 5)]))
+    (earlier,) = RunFolder(tmp_path).tensorboard.iterdir()
+    earlier.rename(earlier.with_name("earlier"))
+    run = Run(tmp_path, with_tensorboard=True)
+    run.at(5, learner(1000), rollout(0, 64, [EpisodeRecord(1.0, 5)]))
+    (run.folder.tensorboard / "earlier").unlink()
+    _, start, event = read_events(run.folder.tensorboard)
+    assert (start.session_log.status, start.step, event.step) == (start.session_log.START, 0, 1000)
+
+
 def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
     run = Run(tmp_path, train_for_seconds=100.0, earlier=ResumedTotals(100, 40.0))
     run.monitor.tick(control(first_step_at=run.clock.now))

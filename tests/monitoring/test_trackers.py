@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -194,6 +195,17 @@ def test_a_tracker_gets_every_record_and_the_best_checkpoint_without_its_replay(
     Trainer(config.model_copy(update={"train_for_env_steps": 1500}), [Tracker("fake", fake.connect)]).run()
     assert fake.ids == [None, "the-id"]
     assert [scalars for _, scalars in fake.logged if RESUMED_AT in scalars] == [{RESUMED_AT: float(resumed)}]
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_is_marked_when_it_begins_anew(tmp_path: Path) -> None:
+    fake = FakeRun()
+    train(tmp_path, Tracker("fake", fake.connect))
+    shutil.rmtree(tmp_path / "tracked" / "checkpoints")
+    before = len(fake.logged)
+    train(tmp_path, Tracker("fake", fake.connect))
+    assert fake.ids == [None, "the-id"]
+    assert fake.logged[before] == (0, {RESUMED_AT: 0.0})
+    assert all(RESUMED_AT not in scalars for _, scalars in fake.logged[:before])
 
 
 def test_a_tracker_gets_the_videos_of_each_policy(tmp_path: Path) -> None:

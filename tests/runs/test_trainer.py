@@ -435,6 +435,11 @@ def test_a_package_adds_a_callback_by_an_entry_point(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         steps = json.loads((tmp_path / "train_dir" / experiment / "summary.json").read_text())["env_steps"]
         assert (tmp_path / "train_dir" / experiment / "tracked.txt").read_text() == f"{steps} {len(experiment)}"
+    needs = ("--env=CartPole-v1", "--callbacks=asyncrl:StopTrainingOnRewardThreshold")
+    for command in ("asyncrl.validate", "asyncrl.train"):
+        done = python("-m", command, *needs, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith("error: --callbacks=asyncrl:Stop"), done.stderr
+        assert "needs arguments (missing a required argument" in done.stderr and done.stderr.count("\n") == 1
     mistaken = ("--env=CartPole-v1", "--callbacks=traker")
     done = python("-m", "asyncrl.validate", *mistaken, cwd=tmp_path, path=str(site))
     assert (done.returncode, done.stderr) == (
