@@ -209,3 +209,12 @@ def terminate_a_fork(_: ReportSender) -> int:
     os.read(is_alive, 1)
     os.kill(forked, signal.SIGTERM)
     return os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
+
+
+def start_a_process(reports: ReportSender) -> int:
+    """Does what an environment may do: it starts a process and waits for it."""
+    child = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
+    child.start()
+    child.join()
+    assert child.exitcode is not None
+    return child.exitcode

@@ -207,5 +207,16 @@ def test_only_who_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
             note()
             run.look_after(0.5)
     assert list(run.manager.killed) == ["rollout-1"]
+    said = run.manager.killed["rollout-1"]
+    assert said.startswith("has not begun: no environment was made or reset for 300 s and was killed (--env_start_ti")
+
+
+def test_a_worker_that_has_stepped_has_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, env_step_timeout=150.0)
+    run.control.count_steps(1, 1)
+    for _ in range(310):
+        run.control.count_turn(0)
+        run.look_after(0.5)
+    assert list(run.manager.killed) == ["rollout-1"]
     assert "made no environment step for 150 s" in run.manager.killed["rollout-1"]
     assert "--env_step_timeout" in run.manager.killed["rollout-1"]

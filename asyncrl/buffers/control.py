@@ -27,7 +27,7 @@ from asyncrl.config.hyperparameters import NUM_HYPERPARAMETERS, Hyperparameters
 from asyncrl.monitoring.reports import Activity, UpdateProgress
 
 _TRAINING_INFO_BYTES = 32 << 10
-_NUM_WORDS = 9
+_NUM_WORDS = 10
 _STEPS, _FIRST_STEP_NS, _TURNS = range(3)
 
 Value = TypeVar("Value", bool, int)
@@ -116,6 +116,7 @@ class RunControl:
         num_changes, num_changes_taken: changes of hyperparameters or weights that were sent (runner) and taken
             (learner).
         num_training_infos: messages to the environments, `TrainingInfo` (runner).
+        must_finish: Hogwild workers are to finish what they have begun, and begin nothing more (parameter server).
     """
 
     stop_requested = _Word(bool, 0)
@@ -127,6 +128,7 @@ class RunControl:
     num_changes = _Word(int, 6)
     num_changes_taken = _Word(int, 7)
     num_training_infos = _Word(int, 8)
+    must_finish = _Word(bool, 9)
 
     def __init__(self, arena: Arena, num_workers: int) -> None:
         self._words = arena.words("control")
@@ -258,7 +260,7 @@ class RunControl:
         return sum(words[_STEPS] for words in self._progress)
 
     def count_turn(self, worker_idx: int) -> None:
-        """Notes that a worker has polled all its splits once, or has waited once (that worker)."""
+        """Notes that a worker has not hung: it has polled its splits, waited, or made or reset an environment."""
         self._progress[worker_idx][_TURNS] += 1
 
     def progress(self, worker_idx: int) -> int:

@@ -210,8 +210,9 @@ class GlobalClock:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps were made, or the run was asked to stop."""
-        return self._control.stop_requested or self.env_steps >= self._most
+        """Whether all steps were made, or the run ends for another reason."""
+        control = self._control
+        return control.stop_requested or control.must_finish or self.env_steps >= self._most
 
     def unused_steps(self, worker_idx: int) -> int:
         """Returns the steps of a worker that were neither trained on nor counted as dropped (that worker)."""

@@ -148,7 +148,7 @@ class PoolBridge:
         if self._telling is None and self._control.num_training_infos != self._num_training_infos:
             self._num_training_infos, info = self._control.read_training_info()
             self._telling = self._call("set_training_info", info)
-        if self._control.stop_requested and not self._has_stopped:
+        if (self._control.stop_requested or self._control.must_finish) and not self._has_stopped:
             self._has_stopped = True
             self._updates.append(self._call("request_stop"))
         self._updates = [request for request in self._updates if not self._note_time(request)]

@@ -441,6 +441,9 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.serial_mode and not plan.steps_tensors:
         text = f"--serial_mode=True runs in one process, not as {plan.num_ranks} ranks."
         yield _problem("serial_mode", text, "--serial_mode=False", "to start it without torchrun")
+    if config.checkpoint_resets:
+        text = f"--checkpoint_resets=True begins anew at each checkpoint of one process, not of {plan.num_ranks} ranks."
+        yield _problem("checkpoint_resets", text, "--checkpoint_resets=False", "to start it without torchrun")
     if config.max_learner_restarts > 0:
         text = "--max_learner_restarts restarts one learner, but several ranks must be restarted together."
         yield _problem("max_learner_restarts", text, "torchrun --max-restarts")

@@ -124,7 +124,7 @@ def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tupl
     """
     observation, reward, terminated, truncated, info = five_values(env.step(action), env_id)
     try:
-        reward = float(reward)
+        reward = float(reward if np.ndim(reward) == 0 else "an array")
     except (TypeError, ValueError):
         raise _wrong_value(env_id, "reward", reward, "a number") from None
     for name, value in (("terminated", terminated), ("truncated", truncated)):

@@ -82,7 +82,9 @@ def build_parameter_server(
     trained = SharedTensor(arena, CRITIC if config.is_off_policy else MODEL)
     places = GradientPlaces(arena) if hogwild.mode == "gradients" else None
     count = hogwild.num_gradients_to_combine
-    return ParameterServer(learner, storage, trained, publisher, waker, clock, config, phases, places, count, workers)
+    return ParameterServer(
+        learner, storage, trained, publisher, waker, clock, setup.control, config, phases, places, count, workers
+    )
 
 
 def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int, server: Waker) -> HogwildWorker:
@@ -184,8 +186,11 @@ def _build_sac_worker(
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, seed)
     untrained = UniformPolicy(actor.distribution, seed, actor.layout)
+    begins_trained = config.init_from is not None  # its critics may be new
     actions = OwnActions(
-        lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
+        lambda obs, state: (
+            act_trained(obs, state) if begins_trained or learner.policy_version > 0 else untrained.act(obs)
+        ),
         stripes,
         lambda: parts.meter.num_updates,
         make_exploration(actor, config, stripes, 1, stripes.num_envs, seed) if config.use_sde else None,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import GlobalClock, SharedTensor
@@ -45,6 +46,7 @@ class ParameterServer:
         publisher: WeightsPublisher,
         waker: Waker,
         clock: GlobalClock,
+        control: RunControl,
         config: TrainConfig,
         phases: PhaseTimer,
         places: GradientPlaces | None = None,
@@ -60,6 +62,7 @@ class ParameterServer:
             publisher: takes weights.
             waker: wakes this process.
             clock: environment steps of all workers.
+            control: tells the workers when to finish.
             config: the run's settings.
             phases: its time is charged here.
             places: gradients of the workers, in `gradients` mode only.
@@ -72,6 +75,7 @@ class ParameterServer:
         self._publisher = publisher
         self._waker = waker
         self._clock = clock
+        self._control = control
         self._config = config
         self._phases = phases
         self._places = places
@@ -120,6 +124,7 @@ class ParameterServer:
 
     def settle(self) -> None:
         """Waits at most two seconds until all workers have finished, and publishes the result."""
+        self._control.must_finish = True
         self._publish()  # workers on other machines count the steps of the run that come with weights
         deadline = time.monotonic() + self._settle_s
         while not self._clock.have_all_finished and time.monotonic() < deadline:

@@ -121,10 +121,15 @@ class HogwildTrajectoryWorker(HogwildWorker):
             return WAIT_S
         if self._updates is None:
             dataset = self._collect()
+            if dataset is None:
+                return WAIT_S
             # There are no valid samples if all environments failed.
             self._updates = self._learner.updates(dataset, self._clock.env_steps) if dataset.num_valid > 0 else None
         for progress in self._updates or ():
             self._clock.mark_steps_used(self.worker_idx)
+            self._control.count_turn(self.worker_idx)  # passes over a rollout may take long
+            if self._control.ended:
+                break
             if self._places is not None and not progress.is_last:
                 self.phases.charge(Phase.TRAIN)
                 return 0.0
@@ -136,8 +141,8 @@ class HogwildTrajectoryWorker(HogwildWorker):
         self.phases.charge(Phase.TRAIN)
         return 0.0
 
-    def _collect(self) -> Dataset:
-        """Fills the slot; returns its samples."""
+    def _collect(self) -> Dataset | None:
+        """Fills the slot; returns its samples, or None if the run has ended meanwhile: they are dropped."""
         self._learner.begin()
         self.phases.charge(Phase.FETCH)
         self._slots.grant(_SLOT, _SPLIT)
@@ -146,6 +151,10 @@ class HogwildTrajectoryWorker(HogwildWorker):
         while ready is None:
             num_steps, ready = self._split.advance()
             self.count_steps(num_steps)
+            if self._control.ended:
+                self._split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
+                self._clock.mark_steps_used(self.worker_idx)
+                return None
         self._slots.take(_SLOT)
         dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
         self.phases.charge(Phase.COPY)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -23,8 +24,10 @@ class IsaacLabEnv(SimulatedEnv):
     """
 
     def __init__(self, env: Any) -> None:
-        """Takes an environment, perhaps made by `gymnasium.make`."""
-        self._env = inner = env.unwrapped
+        """Takes an environment, perhaps made by `gymnasium.make` and in wrappers that keep its spaces."""
+        inner = env.unwrapped
+        # Wrappers of others have another interface.
+        self._env: Any = env if isinstance(env, gymnasium.Wrapper) else inner
         observation = _as_space(inner.single_observation_space)
         self._is_policy_only = isinstance(observation, spaces.Dict) and list(observation.spaces) == ["policy"]
         if self._is_policy_only:

@@ -16,9 +16,13 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncrl.config.flags import ExtraFlag, split_flags
+from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.runtime.processes import RunFailed
 
 _MODULE = "asyncrl.train"
@@ -55,7 +59,8 @@ def train(
         session: a `pyspark.sql.SparkSession`; the cluster must have that many free slots, without dynamic allocation.
         flags: of `python -m asyncrl.train`. `--train_dir` should be a folder that all machines share.
         num_ranks: tasks. Each is one rank and has `spark.task.cpus` cores in Spark's books; `--num_workers` says how
-            many it takes.
+            many it takes. Without `--experiment` the run is named after the application, so that all attempts are
+            one run.
         environment: variables of the ranks' processes, such as `GLOO_SOCKET_IFNAME`.
         max_restarts: how often all ranks are started again, from the last checkpoint, after one has failed.
 
@@ -64,8 +69,11 @@ def train(
 
     Raises:
         RunFailed: a rank has failed and there are no restarts left.
+        UsageError: the file of `--config` cannot be read.
     """
     context = session.sparkContext
+    if not _names_experiment(flags):
+        flags = [*flags, f"--experiment=spark_{context.applicationId}_{time.time_ns()}"]
     for attempt in range(max_restarts + 1):
         job = (tuple(flags), dict(environment or {}), context.applicationId, attempt)
         stage = context.parallelize(range(num_ranks), num_ranks).barrier()
@@ -81,6 +89,11 @@ def train(
         f"{first.exit_code}",
         first.last_lines,
     )
+
+
+def _names_experiment(flags: Sequence[str]) -> bool:
+    texts, _ = split_flags(flags, all_settings(), (ExtraFlag("config", "", is_bool=False),))
+    return "experiment" in texts or ("config" in texts and "experiment" in read_mapping(Path(texts["config"])))
 
 
 def rank_variables(hosts: Sequence[str], rank: int, port: int, run: str, attempt: str) -> dict[str, str]:

@@ -151,7 +151,21 @@ def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
     if device.type == "cpu":
         return _act_on_host(model, seed)
     actor = DeviceActor(model, device, seed, compile="off")
-    return lambda obs, state: actor.act(*actor.gather([(obs, state)]))
+    return _in_eval_mode(model, lambda obs, state: actor.act(*actor.gather([(obs, state)])))
+
+
+def _in_eval_mode(model: ActingModel, act: Act) -> Act:
+    """Acts without what a user's network does in training mode only, such as dropout, and leaves the mode as it was."""
+
+    def act_so(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
+        if not model.training:
+            return act(obs, state)
+        model.eval()
+        answer = act(obs, state)
+        model.train()
+        return answer
+
+    return act_so
 
 
 def _act_on_host(model: ActingModel, seed: int) -> Act:
@@ -165,4 +179,4 @@ def _act_on_host(model: ActingModel, seed: int) -> Act:
         result = run(torch.from_numpy(obs), generator, torch.from_numpy(state))
         return answer_of(model, [tensor.numpy() for tensor in result])
 
-    return act
+    return _in_eval_mode(model, act)

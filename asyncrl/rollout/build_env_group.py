@@ -73,7 +73,12 @@ def _build_group(
         make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors)
         recovery = Recovery(failures, make_vectorized, seed)
         return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
-    make = partial(make_run_env, config, in_training=True)
+
+    def make() -> Any:
+        env = make_run_env(config, in_training=True)
+        failures.note_turn()
+        return env
+
     seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
     recovery = Recovery(failures, make, seed)
     envs: list[Any] = [make() for _ in seeds]

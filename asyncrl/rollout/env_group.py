@@ -6,6 +6,7 @@ Environments are reset here and not by a wrapper, because rows follow the rule o
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,8 @@ from asyncrl.rollout.failures import (
     WrongObservation,
 )
 from asyncrl.rollout.policy_mapping import PolicyMapping
+
+log = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
@@ -100,8 +103,12 @@ class EnvironmentGroup(ABC):
                 raise self._call_failed(position, "set_training_info", error) from error
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        """Closes all environments. A failure is logged: another one may be on its way to the runner."""
+        for position, env in enumerate(self._envs):
+            try:
+                env.close()
+            except Exception:
+                log.warning("environment %d failed in close", self._first_env_idx + position, exc_info=True)
 
     @abstractmethod
     def _steps_made(self, position: int) -> int:
@@ -250,6 +257,8 @@ class HostEnvGroup(EnvironmentGroup):
                 if trouble is not None:
                     self._recreate(position)
                 self._reset(position, obs_rows)
+                if self.failures is not None:
+                    self.failures.note_turn()
                 return
             except EnvironmentTrouble as another:
                 trouble = another

@@ -93,6 +93,10 @@ class FailureLog:
         self._not_finite_since_warning = 0
         self._drops_in_a_row: dict[int, int] = {}
 
+    def note_turn(self) -> None:
+        """Records that an environment was made or reset: the worker does not hang, however long all of them take."""
+        self._control.count_turn(self._worker_idx)
+
     def note_episode(self, env_idx: int) -> None:
         """Records that an environment has finished an episode, so environments work in principle."""
         self._drops_in_a_row.pop(env_idx, None)

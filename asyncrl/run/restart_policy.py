@@ -76,6 +76,7 @@ class RestartPolicy:
         self._send = send
         self._budget = RestartBudget(config.max_restarts, config.restart_window_s)
         self._hangs = HangDetector(config.env_step_timeout, config.env_start_timeout)
+        self._steps_at_start: dict[str, int] = {}
         self._worker_deaths = setup.worker_deaths
         self._due_at: dict[str, float] = {}  # of workers that wait for their restart
         self._failures: list[ChildFailure] = []
@@ -129,18 +130,22 @@ class RestartPolicy:
             for name, worker in self._workers.items()
             if worker.workers and name in running
         }
-        for name in self._hangs.find_hung(progress, now):
-            timeout_s = self._setup.config.env_step_timeout
-            self._processes.kill_hung(
-                name,
-                f"made no environment step for {timeout_s:g} s and was killed (--env_step_timeout); its Python stack "
-                "is in its log",
-            )
+        begun = {name for name in progress if self._steps_of(self._workers[name]) > self._steps_at_start[name]}
+        for name, limit_s in self._hangs.find_hung(progress, begun, now).items():
+            text, setting = "made no environment step", "env_step_timeout"
+            if name not in begun:
+                text, setting = "has not begun: no environment was made or reset", "env_start_timeout"
+            text = f"{text} for {limit_s:g} s and was killed (--{setting}); its Python stack is in its log"
+            self._processes.kill_hung(name, text)
 
     def _start(self, worker: WorkerSpec, setup: RunSetup) -> None:
         if worker.workers:
             self._hangs.note_start(worker.name, self._control.progress(worker.workers[0]))
+            self._steps_at_start[worker.name] = self._steps_of(worker)
         self._processes.start(worker.name, worker.target, setup, *worker.args)
+
+    def _steps_of(self, worker: WorkerSpec) -> int:
+        return sum(map(self._control.collected_steps, worker.workers))
 
     @property
     def _is_ending(self) -> bool:

@@ -42,13 +42,17 @@ from asyncrl.run.build_roles import (
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.rollout_process import REPORT_EVERY_S, environment_failure, rollout_main
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed
+from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, allow_descriptors
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.run_folder import VIDEOS
 from asyncrl.runtime.signals import StopAtOnce
 
 WATCH_S = 0.2
 GRACE_S = 4.0
+SAVE_S = 600.0
+"""How long learners may take to finish a step and to save when the run has failed."""
+_DESCRIPTORS, _DESCRIPTORS_OF_CHILD = 256, 10
+"""Of this process: files of modules, environments and the user; pipes, wakers and the log of each child."""
 EVALUATION_NICENESS = 15  # a third of a worker's share if all cores are busy
 LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
@@ -175,6 +179,7 @@ def run_parallel(
         RunFailed: the run cannot continue without a role that failed. The learner has saved before, if it could.
     """
     config, plan, control = setup.config, setup.plan, setup.control
+    allow_descriptors(_DESCRIPTORS + _DESCRIPTORS_OF_CHILD * plan.num_processes)
     processes = ProcessManager(context, log_path)
     names = [LEARNER] if plan.num_policies == 1 else [f"{LEARNER}-{idx}" for idx in range(plan.num_policies)]
     learner_wakers = {name: Waker() for name in names}
@@ -227,13 +232,11 @@ def run_parallel(
                     processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
                 num_evaluations = control.num_evaluations
         except RunFailed:
-            if left := [name for name in names if name in processes.running]:  # they save, as after Ctrl-C
+            if _running(processes, names):
                 control.request_stop()
-                for name in left:
-                    learner_wakers[name].wake()
-                deadline = time.monotonic() + GRACE_S
-                for name in left:
-                    processes.wait_for(name, max(0.0, deadline - time.monotonic()))
+                for waker in learner_wakers.values():
+                    waker.wake()
+                _let_save(processes, names, send, setup, steer)
             raise
         control.end()
         wake_all()
@@ -283,6 +286,27 @@ def _wait(
         elif isinstance(child.value, LearnerOutcome):
             outcomes[child.child] = child.value
     return outcomes, failures
+
+
+def _running(processes: ProcessManager, names: Sequence[str]) -> bool:
+    return not set(names).isdisjoint(processes.running)
+
+
+def _let_save(
+    processes: ProcessManager, learners: Sequence[str], send: Send, setup: RunSetup, steer: ControlCallback
+) -> None:
+    """Waits until the learners, which were asked to stop, have saved, at most `SAVE_S`; raises `StopAtOnce`.
+
+    If `steer` finds that the run cannot go on, learners may wait for other ranks for ever: they have `GRACE_S`.
+    """
+    began = time.monotonic()
+    while _running(processes, learners) and time.monotonic() - began < SAVE_S:
+        _wait(processes, send, setup)
+        try:
+            steer(setup.control)
+        except RunFailed:
+            if time.monotonic() - began > GRACE_S:
+                return
 
 
 def _failure_report(name: str, reason: str, setup: RunSetup) -> EvaluationFailed | VideoReport:

@@ -2,7 +2,8 @@
 
 Each runner increments a counter in torchrun's store, and checks that the counters of the others change. A rank that
 fails writes the reason there; a rank whose machine is down writes nothing. The learners' exchanges have no time limit,
-because a rank may wait long for its environments: the runner ends them.
+because a rank may wait long for its environments: the runner ends them. Where the runner itself learns, in serial mode,
+it may be such an exchange that never ends; then the heartbeat ends the process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -28,11 +31,15 @@ SILENCE_S = 30.0
 """Time without a response after which a rank counts as dead."""
 START_S = 300.0
 """How long a rank may take to connect."""
+UNHEARD_S = 60.0
+"""How long a runner may leave the failure of another rank unread: then its main thread waits for that rank for ever."""
 LOST_OTHERS = "lost the connection to the other ranks during an exchange"
 EXPLANATION_S = 5.0
 """How long to wait for the reason of another rank's failure."""
 LEAVE_S = 5.0
 """How long an ending rank waits for a store that may not answer."""
+_LONGEST_INTERVAL_S = 2.0
+_LOST_STORE = "the store of the run's ranks has not answered for"
 _NOT_FAILED = (0, 130, 143)
 
 
@@ -71,10 +78,13 @@ class Peers:
         self._store = open_store(address, "runners", is_runner=True)
         self._failure: str | None = None
         self._others = [rank for rank in range(address.num_ranks) if rank != address.rank]
-        now = time.monotonic()
+        # An interval counts as 2 s at most: a run that was suspended for an hour has heard nothing, and is well.
         self._beats: dict[int, bytes] = {}
-        self._heard_at = dict.fromkeys(self._others, now)
-        self._store_answered_at = now
+        self._silences_s = dict.fromkeys(self._others, 0.0)
+        self._looked_at = self._checked_at = self._answered_at = time.monotonic()
+        self._store_silence_s = 0.0
+        self._failed_at = 0.0
+        self._is_heard = False  # `check` has raised the failure
         self._store_error = ""
         self._to_share: bytes | None = None
         self._shared: bytes | None = None
@@ -92,13 +102,10 @@ class Peers:
         """Receives the settings from rank 0.
 
         Raises:
-            RunFailed: rank 0 sends nothing, or another rank has failed.
+            RunFailed: a rank has failed.
         """
-        deadline = time.monotonic() + START_S
-        while not self._store.check(["run"]):
+        while not self._store.check(["run"]):  # rank 0 first checks the environment, which may take long
             self.check()
-            if time.monotonic() > deadline:
-                raise RunFailed(f"rank 0 has not sent the settings of the run within {START_S:g} s")
             time.sleep(0.05)
         settings: dict[str, Any] = json.loads(self._store.get("run"))
         return settings
@@ -119,10 +126,13 @@ class Peers:
         Raises:
             RunFailed: one of them has failed or does not respond, or the store does not respond.
         """
-        silence_s = time.monotonic() - self._store_answered_at
-        if silence_s > SILENCE_S:  # checked here, because without a network the other thread blocks in a request
-            self._fail(f"the store of the run's ranks has not answered for {silence_s:.0f} s{self._store_error}")
+        now = time.monotonic()
+        passed_s, self._checked_at = now - max(self._checked_at, self._answered_at), now
+        self._store_silence_s += min(max(0.0, passed_s), _LONGEST_INTERVAL_S)
+        if self._store_silence_s > SILENCE_S:  # without a network the other thread blocks in a request
+            self._fail(f"{_LOST_STORE} {self._store_silence_s:.0f} s{self._store_error}")
         if self._failure is not None:
+            self._is_heard = True
             raise RunFailed(self._failure, is_final=True)
 
     def explain(self, failure: RunFailed) -> RunFailed:
@@ -157,17 +167,24 @@ class Peers:
                 self._store.set(f"failed/{self.address.rank}", f"on {socket.gethostname()} failed: {failure}")
 
     def _beat(self) -> None:
-        number = 0
+        number, lost_s = 0, 0.0
         while not self._is_leaving.wait(BEAT_S):
             number += 1
-            now = time.monotonic()
+            began = time.monotonic()
             try:
                 self._store.set(f"beat/{self.address.rank}", str(number))
                 self._exchange_shared()
-                self._check_others(now)
-                self._store_answered_at = now
+                self._check_others(began)
+                self._answered_at = time.monotonic()
+                self._store_silence_s = lost_s = 0.0
             except RuntimeError as error:
                 self._store_error = f": {error}"
+                lost_s += time.monotonic() - began + BEAT_S
+                if lost_s > SILENCE_S:
+                    self._fail(f"{_LOST_STORE} {lost_s:.0f} s{self._store_error}")
+            if self._failure is not None and not self._is_heard and time.monotonic() - self._failed_at > UNHEARD_S:
+                print(f"error: {self._failure}", file=sys.stderr, flush=True)
+                os._exit(1)
 
     def _exchange_shared(self) -> None:
         if self.is_first and self._to_share is not self._shared:
@@ -178,18 +195,21 @@ class Peers:
             self._shared = self._shared if content == self._shared else content
 
     def _check_others(self, now: float) -> None:
+        passed_s, self._looked_at = min(now - self._looked_at, _LONGEST_INTERVAL_S), now
         for rank in self._others:
+            self._silences_s[rank] += passed_s
             if self._store.check([f"left/{rank}"]):
-                self._heard_at[rank] = now
+                self._silences_s[rank] = 0.0
             if self._store.check([f"failed/{rank}"]):
                 self._fail(f"rank {rank} {self._store.get(f'failed/{rank}').decode()}")
             if self._store.check([f"beat/{rank}"]):
                 beat = self._store.get(f"beat/{rank}")
                 if beat != self._beats.get(rank):
-                    self._beats[rank], self._heard_at[rank] = beat, now
-            silence_s = now - self._heard_at[rank]
+                    self._beats[rank], self._silences_s[rank] = beat, 0.0
+            silence_s = self._silences_s[rank]
             if silence_s > (SILENCE_S if rank in self._beats else START_S):
                 self._fail(f"rank {rank} has not responded for {silence_s:.0f} s")
 
     def _fail(self, text: str) -> None:
-        self._failure = self._failure or text
+        if self._failure is None:
+            self._failure, self._failed_at = text, time.monotonic()

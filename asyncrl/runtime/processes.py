@@ -16,6 +16,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import queue
+import resource
 import signal
 import time
 import traceback
@@ -111,6 +112,14 @@ def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*first_modules, *_PRELOADED])
     return context
+
+
+def allow_descriptors(wanted: int) -> None:
+    """Raises the limit on this process's open files to `wanted`, or as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def refuse_to_run_while_imported() -> None:
@@ -389,6 +398,8 @@ def _child_main(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # for what the environment starts
     if (runner := multiprocessing.parent_process()) is not None:
         end_with(runner.sentinel)
+    # It is a daemon, which ends with the runner; its environments may start processes all the same.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     log_file = _open_log(name, log_path)
     log.info("started as process %d", os.getpid())
     try:

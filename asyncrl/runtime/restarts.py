@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Generic, TypeVar
 
 FIRST_DELAY_S = 0.1
@@ -66,34 +66,35 @@ class HangDetector:
     """
 
     def __init__(self, timeout_s: float, start_timeout_s: float) -> None:
-        """Allows `timeout_s` without progress; `start_timeout_s` before the first progress of a process."""
+        """Allows `timeout_s` without progress; `start_timeout_s` while a process begins."""
         self._timeout_s = timeout_s
         self._start_timeout_s = max(start_timeout_s, timeout_s)
         self._checked_at: float | None = None
         self._seen: dict[str, int] = {}
         self._still_s: dict[str, float] = {}
-        self._has_begun: dict[str, bool] = {}
 
     def note_start(self, name: str, number: int) -> None:
         """Notes the start of a process and its progress number then, which may change before the first check."""
-        self._seen[name], self._still_s[name], self._has_begun[name] = number, 0.0, False
+        self._seen[name], self._still_s[name] = number, 0.0
 
-    def find_hung(self, progress: Mapping[str, int], now: float) -> list[str]:
-        """Returns the processes that hang.
+    def find_hung(self, progress: Mapping[str, int], begun: Collection[str], now: float) -> dict[str, float]:
+        """Returns the processes that hang, and the time that each of them had.
 
         Args:
             progress: the number of each running process; each start was noted.
+            begun: the processes that are no longer beginning.
             now: time (`time.monotonic`).
         """
         passed_s = 0.0 if self._checked_at is None else min(now - self._checked_at, _LONGEST_INTERVAL_S)
         self._checked_at = now
-        hung = []
+        hung = {}
         for name, number in progress.items():
             if number != self._seen[name]:
-                self._still_s[name], self._has_begun[name] = 0.0, True
+                self._still_s[name] = 0.0
             else:
                 self._still_s[name] += passed_s
             self._seen[name] = number
-            if self._still_s[name] > (self._timeout_s if self._has_begun[name] else self._start_timeout_s):
-                hung.append(name)
+            limit_s = self._timeout_s if name in begun else self._start_timeout_s
+            if self._still_s[name] > limit_s:
+                hung[name] = limit_s
         return hung

@@ -257,6 +257,7 @@ def _lock(folder: Path) -> int:
 
 def _unlock(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that a callback forked has the descriptor, too
     os.close(descriptor)
 
 

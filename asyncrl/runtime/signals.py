@@ -76,7 +76,8 @@ class StopSignals:
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None stands for one that was not set from Python
+                signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now, before = time.monotonic(), self._received_at

@@ -391,6 +391,14 @@ def test_keys_of_the_critic_need_an_actor_of_its_own() -> None:
         assert fitting in only(problems(critic_only_keys=["hidden"], **settings)).suggestions
 
 
+def test_ranks_do_not_begin_anew_at_checkpoints() -> None:
+    settings: dict[str, Any] = {"env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
+    settings |= {"checkpoint_resets": True, "save_every_env_steps": 1000}
+    assert problems(**settings) == []
+    problem = only(problems(Machine(cores=16, num_ranks=2), **settings))
+    assert problem.settings == ("checkpoint_resets",) and "not of 2 ranks" in problem.text
+
+
 def test_priorities_are_those_of_one_learner() -> None:
     settings: dict[str, Any] = {"algo": "dqn", "prioritized_replay": True, "num_workers": 1, "num_envs_per_worker": 2}
     assert problems(**settings) == []

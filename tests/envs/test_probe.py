@@ -152,6 +152,7 @@ def test_an_observation_unlike_its_space_is_refused(probed: str) -> None:
         ),
         ({"step": "obs"}, r"step\(\) returned one ndarray; Gymnasium expects 5 values"),
         ({"step": "obs, None, False, False, {}"}, r"step\(\) returned reward = 'None'; Gymnasium expects a number"),
+        ({"step": "obs, obs[:1], False, False, {}"}, r"step\(\) returned reward = .*; Gymnasium expects a number"),
         ({"step": "obs, 0.0, False, {}, {}"}, r"step\(\) returned truncated = '{}'; Gymnasium expects True or False"),
         ({"step": "obs, 0.0, False, False, None"}, r"step\(\) returned info = 'None'; Gymnasium expects a dict"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,85 @@ def test_the_steps_of_a_worker_that_died_are_reported_as_dropped_by_its_successo
     pair.close()
 
 
+def test_a_rollout_that_the_end_of_the_run_interrupts_is_dropped_and_reported() -> None:
+    pair = Pair(rollout=50)
+    worker = pair.workers[0]
+    step, rows_before_the_end = worker._split.group.step, 3
+
+    def last_steps(actions: Any, rows: Any) -> int:
+        nonlocal rows_before_the_end
+        rows_before_the_end -= 1
+        pair.setup.control.ended = rows_before_the_end == 0
+        return step(actions, rows)
+
+    worker._split.group.step = last_steps
+    before = pair.shared.value.copy()
+    worker.poll()
+    assert worker.report().failures.num_dropped == worker._control.collected_steps(0) == 9
+    assert np.array_equal(before, pair.shared.value)
+    pair.close()
+
+
+def test_each_step_of_ppo_is_a_turn_so_long_training_is_no_hang() -> None:
+    pair = Pair(algo="ppo", hogwild_mode="synced", num_epochs=5, rollout=8, batch_size=12)
+    worker, progress = pair.workers[0], pair.setup.control.progress
+    seen = []
+    updates = worker._learner.updates
+
+    def watched(*args: Any) -> Any:
+        for each in updates(*args):
+            seen.append(progress(0))
+            yield each
+
+    worker._learner.updates = watched
+    worker.poll()
+    assert len(seen) == 10 and np.all(np.diff(seen) > 0)
+    pair.close()
+
+
+@pytest.mark.parametrize("mode", ["gradients", "synced"])
+def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
+    combined = {"num_gradients_to_combine": 1} if mode == "gradients" else {}
+    pair = Pair(hogwild_mode=mode, train_for_env_steps=10**9, **combined)
+    pair.server._settle_s = 30.0
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            for worker in pair.workers:
+                worker.poll()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(5):
+        pair.server.train_once(0.01)
+    began = time.monotonic()
+    pair.server.settle()
+    assert time.monotonic() - began < 20.0
+    assert pair.server._clock.have_all_finished
+    num_steps = pair.shared.num_steps
+    time.sleep(0.1)
+    is_over.set()
+    thread.join()
+    assert pair.shared.num_steps == num_steps, "what is saved after the end is the end"
+    assert mode != "gradients" or pair.server._places.ready_places() == []
+    pair.close()
+
+
+def test_networks_act_in_evaluation_mode_and_learn_in_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ActorCritic, "runs_in_arrays", False)
+    pair = Pair()
+    worker, modes = pair.workers[0], []
+    worker._learner.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
+    act = worker._learner.model.act
+    monkeypatch.setattr(
+        worker._learner.model, "act", lambda *args: (modes.append(worker._learner.model.training), act(*args))[1]
+    )
+    worker.poll()
+    assert not any(modes[:4]) and worker._learner.model.training
+    pair.close()
+
+
 def test_gradients_that_are_too_few_for_a_step_make_one_at_the_end() -> None:
     pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2)
     for _ in range(2):
@@ -354,19 +434,30 @@ def test_the_parameter_server_of_a_resumed_run_changes_no_value(tmp_path: Path, 
 
 def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
     pair = Pair(train_for_env_steps=12)
-    pair.server._settle_s = 5.0
+    pair.server._settle_s = 30.0
+    first, slow = pair.workers
+    step, has_begun = slow._split.group.step, threading.Event()
+
+    def step_slowly(actions: Any, rows: Any) -> int:
+        has_begun.set()
+        time.sleep(0.1)
+        return step(actions, rows)
+
+    slow._split.group.step = step_slowly
 
     def work() -> None:
-        for worker in pair.workers:
-            while worker.poll() == 0.0:
-                pass
+        while slow.poll() == 0.0:
+            pass
 
-    thread = threading.Timer(0.3, work)
+    thread = threading.Thread(target=work)
     thread.start()
+    has_begun.wait()
+    while first.poll() == 0.0:
+        pass
     pair.server.settle()
-    assert pair.server.env_steps >= 12
+    assert pair.server.env_steps == 24
     report = pair.server.take_report()
-    assert report.num_updates == sum(pair.shared.steps) > 0
+    assert report.num_updates == sum(pair.shared.steps) == 2
     assert WeightsChannel(pair.setup.arena).newest.env_steps == pair.server.env_steps
     thread.join()
     pair.close()

@@ -33,7 +33,8 @@ class Server:
         publisher: Any = SimpleNamespace(publish=lambda block, *what: self.published.append(what))
         waker: Any = SimpleNamespace(wait=lambda timeout_s: None)
         clock: Any = self
-        parts = self.learner, storage, trained, publisher, waker, clock, TrainConfig(), PhaseTimer()
+        control: Any = self
+        parts = self.learner, storage, trained, publisher, waker, clock, control, TrainConfig(), PhaseTimer()
         self.server = ParameterServer(*parts, self.places if combines else None, 1)
 
     def _descend(self, gradient: torch.Tensor, env_steps: int) -> None:
@@ -41,6 +42,7 @@ class Server:
 
     @property
     def have_all_finished(self) -> bool:
+        assert self.must_finish, "workers know that they are to finish"
         self.looks.append(len(self.published))
         return True
 

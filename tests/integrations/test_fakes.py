@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict
@@ -86,6 +87,24 @@ def test_a_time_out_of_isaac_lab_is_bootstrapped_from_the_observation_before(kin
     assert (first.episode_return, first.length, second.length) == (15.0, 5, 1)
     assert first.extra_stats == {"Episode_Reward/steps": 3.0, "Episode_Termination/time_out": 1.5}
     assert not group.step(actions).valid[0], "the row of the time-out is no sample"
+    env.close()
+    assert inner.is_closed
+
+
+def test_wrappers_around_isaac_lab_are_kept() -> None:
+    class Environment(FakeIsaacLabEnv, gymnasium.Env):  # type: ignore[type-arg]
+        pass
+
+    class Tenfold(gymnasium.Wrapper):  # type: ignore[type-arg]
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = self.env.step(action)
+            return obs, 10.0 * reward, *rest
+
+    inner = Environment(2)
+    env = wrap("isaaclab", Tenfold(inner))
+    group = group_of(env)
+    group.reset()
+    assert [group.step(NO_END).reward.tolist() for _ in range(2)] == [[10.0, 10.0], [20.0, 20.0]]
     env.close()
     assert inner.is_closed
 

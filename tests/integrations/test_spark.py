@@ -101,6 +101,24 @@ def test_a_rank_that_fails_fails_the_run_or_restarts_all(session: Any) -> None:
     assert "rank 1 of 2" in caught.value.details
     outcomes = spark.train(session, ["1 1 1"], 2, max_restarts=1)
     assert all("/1.10," in outcome.last_lines for outcome in outcomes), "the second attempt"
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_all_attempts_are_one_run(session: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[str] = []
+    run_rank = spark._run_rank
+    monkeypatch.setattr(spark, "_run_rank", lambda flags, *job: (started.append(flags[-1]), run_rank(flags, *job))[1])
+    spark.train(session, ["1 1 1"], 2, max_restarts=1)
+    assert len(started) == 4 and len(set(started)) == 1 and started[0].startswith("--experiment=spark_app-1_")
+    (tmp_path / "run.yaml").write_text("experiment: mine\n")
+    for named in ("--experiment=mine", f"--config={tmp_path / 'run.yaml'}"):
+        started.clear()
+        spark.train(session, ["0 0 0", named], 2)
+        assert started == [named] * 2
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_mistake_in_the_flags_is_not_tried_again(session: Any) -> None:
     with pytest.raises(RunFailed, match="exit code 2"):
         spark.train(session, ["2 0 1"], 2, max_restarts=1)  # a mistake stays one
 

@@ -73,7 +73,7 @@ class Filled:
         arena, self.slots = small_arena(plan, spec)
         self.control = RunControl(arena, plan.num_workers)
         self.now = 0.0
-        log = FailureLog(3, TrainConfig(**settings), self.control, clock=lambda: self.now)
+        log = FailureLog(0, TrainConfig(**settings), self.control, clock=lambda: self.now)
 
         def make() -> ScriptedEnv:
             assert renewed is not None
@@ -381,7 +381,7 @@ def test_an_environment_that_fails_is_made_anew_and_nothing_of_its_episode_in_th
     failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_not_finite, failures.num_dropped) == (1, 0, 2)
     (warning,) = failures.warnings
-    assert "rollout worker 3: environment 40 failed in step at its step 3" in warning
+    assert "rollout worker 0: environment 40 failed in step at its step 3" in warning
     assert "RuntimeError: a joint has come off" in warning
     assert "small_runs.py" in warning
     assert f'"{Path(asyncrl.__file__).parent}{os.sep}' not in warning
@@ -446,7 +446,7 @@ def test_what_fails_again_is_tried_again_until_the_failures_are_too_many(fails_i
     renewed: Any = CannotBeMade() if fails_in == "being recreated" else [CannotReset([]) for _ in range(9)]
     with pytest.raises(EnvironmentsKeepFailing) as caught:
         Filled([ScriptedEnv([*script(TERMINATED), BROKEN])], rollout=3, renewed=renewed, max_env_failures=3)
-    expected = "environments of rollout worker 3 failed 4 times within 600 s, --max_env_failures=3 allows 3"
+    expected = "environments of rollout worker 0 failed 4 times within 600 s, --max_env_failures=3 allows 3"
     assert expected in str(caught.value)
     assert f"failed in {fails_in}" in str(caught.value)
     first, last = caught.value.tracebacks.split("the last failure: ")
@@ -542,6 +542,23 @@ def test_a_first_observation_that_is_not_finite_is_a_failure() -> None:
     failures = run.group.failures.take()
     assert failures.num_failures == 2
     assert "gave a first observation that is not finite at its step 1: element 1 is nan" in failures.warnings[1]
+
+
+def test_an_environment_that_fails_to_close_keeps_no_other_open(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise BrokenPipeError("the simulator is gone")
+
+    envs = [ScriptedEnv(script(GO)) for _ in range(2)]
+    envs[0].close = fail  # type: ignore[method-assign]
+    run = Filled(envs, rollout=1)
+    run.group.close()
+    assert envs[1].is_closed
+    assert "failed in close" in caplog.text and "the simulator is gone" in caplog.text
+
+
+def test_making_and_resetting_environments_is_no_hang() -> None:
+    run = Filled([ScriptedEnv(script(GO)) for _ in range(3)], rollout=1)
+    assert run.control.progress(0) - run.control.collected_steps(0) >= 3, "one turn for each"
 
 
 def test_an_environment_that_gives_nothing_that_is_finite_has_failed() -> None:

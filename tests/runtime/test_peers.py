@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -103,6 +105,55 @@ def test_a_store_that_does_not_answer_any_more_is_noticed(
         assert not is_over.is_set() and time.monotonic() - left_at < LIMIT_S / 2
         is_over.set()
         first._store = answering
+
+
+def test_who_was_suspended_has_heard_nothing_and_goes_on(
+    join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped_s = 0.0
+    now = time.monotonic
+    monkeypatch.setattr(peers.time, "monotonic", lambda: now() + skipped_s)
+    with join(0) as first, join(1) as second:
+        deadline = now() + LIMIT_S
+        while (1 not in first._beats or 0 not in second._beats) and now() < deadline:
+            time.sleep(0.01)
+        for _ in range(5):
+            skipped_s += 3600.0
+            first.check()
+            second.check()
+            time.sleep(0.2)
+        first.check()
+        second.check()
+
+
+def test_settings_may_take_as_long_as_the_first_rank_lives(
+    join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with join(0) as first, join(1) as second:
+        monkeypatch.setattr(peers, "START_S", 0.5)
+        sender = threading.Timer(2.0, first.send_settings, [{"config": {}}])
+        sender.start()
+        assert second.receive_settings() == {"config": {}}
+
+
+UNHEARD = """
+import time
+from asyncrl.runtime import peers
+from asyncrl.runtime.torchrun import RankAddress
+
+peers.BEAT_S, peers.SILENCE_S, peers.UNHEARD_S = 0.02, 0.5, 0.5
+addresses = [RankAddress(rank, 2, rank, 2, "127.0.0.1", {port}, has_store=True, meeting="t") for rank in (0, 1)]
+ranks = [peers.Peers(address) for address in addresses]
+while 1 not in ranks[0]._beats:
+    time.sleep(0.01)
+ranks[1]._is_leaving.set()
+time.sleep(60.0)
+"""
+
+
+def test_a_runner_that_waits_for_a_dead_rank_for_ever_is_ended(free_port: int) -> None:
+    done = subprocess.run([sys.executable, "-c", UNHEARD.format(port=free_port)], capture_output=True, text=True)
+    assert done.returncode == 1 and "error: rank 1 has not responded for" in done.stderr
 
 
 def test_who_finds_no_store_says_where_it_looked(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:

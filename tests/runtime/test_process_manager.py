@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import psutil
 import pytest
 from signal_slot.signal_slot import EventLoop
 
-from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, describe_exit
+from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, allow_descriptors, describe_exit
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -109,6 +110,27 @@ def test_a_process_that_a_role_has_forked_can_be_terminated(manager: ProcessMana
     outcome = outcomes_of(manager, 1)["parent"]
     assert isinstance(outcome, ChildResult), outcome
     assert outcome.value == -signal.SIGTERM
+
+
+def test_an_environment_may_start_processes(manager: ProcessManager) -> None:
+    manager.start("a", child_targets.start_a_process)
+    outcome = manager.wait_for("a", 60.0)
+    assert isinstance(outcome, ChildResult) and outcome.value == 7
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_possible() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        allow_descriptors(150)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (200, before[1])
+        allow_descriptors(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, before[1])
+        if before[1] != resource.RLIM_INFINITY:
+            allow_descriptors(before[1] + 1)
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_name_can_be_used_again_once_its_process_is_buried(manager: ProcessManager) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 
 
@@ -31,44 +29,40 @@ def detector_of(number: int, timeout_s: float = 10.0, start_timeout_s: float = 1
     return detector
 
 
-def looks(detector: HangDetector, progress: dict[str, int], start: float, stop: float) -> list[list[str]]:
+def looks(
+    detector: HangDetector, progress: dict[str, int], start: float, stop: float, begun: str = "ab"
+) -> list[dict[str, float]]:
     """What is found by looking once a second."""
-    return [detector.find_hung(progress, float(second)) for second in range(int(start), int(stop))]
+    return [detector.find_hung(progress, begun, float(second)) for second in range(int(start), int(stop))]
 
 
 def test_who_stands_still_for_longer_than_allowed_hangs() -> None:
     detector = detector_of(0, names="ab")
     for second in range(5):
-        assert detector.find_hung({"a": second, "b": second}, float(second)) == []
-    assert looks(detector, {"a": 4, "b": 9}, 5, 15) == [[]] * 10
-    assert detector.find_hung({"a": 4, "b": 10}, 15.0) == ["a"]
+        assert detector.find_hung({"a": second, "b": second}, "ab", float(second)) == {}
+    assert looks(detector, {"a": 4, "b": 9}, 5, 15) == [{}] * 10
+    assert detector.find_hung({"a": 4, "b": 10}, "ab", 15.0) == {"a": 10.0}
 
 
-@pytest.mark.parametrize("number", [0, 7])
-def test_before_its_first_progress_a_process_has_longer(number: int) -> None:
-    detector = detector_of(number)
-    assert looks(detector, {"a": number}, 0, 101) == [[]] * 101
-    assert detector.find_hung({"a": number}, 101.0) == ["a"]
-
-
-def test_who_hangs_before_anybody_has_looked_has_made_progress_all_the_same() -> None:
-    detector = detector_of(0)
-    assert looks(detector, {"a": 20}, 0, 11) == [[]] * 11
-    assert detector.find_hung({"a": 20}, 11.0) == ["a"]
+def test_who_begins_has_longer_for_each_of_its_environments() -> None:
+    detector = detector_of(7)
+    assert looks(detector, {"a": 7}, 0, 100, begun="") == [{}] * 100
+    assert looks(detector, {"a": 8}, 100, 201, begun="") == [{}] * 101, "one was made"
+    assert detector.find_hung({"a": 8}, "", 201.0) == {"a": 100.0}
 
 
 def test_who_is_started_again_begins_anew() -> None:
     detector = detector_of(0)
-    assert looks(detector, {"a": 2}, 0, 9) == [[]] * 9
-    assert detector.find_hung({}, 9.0) == []
+    assert looks(detector, {"a": 2}, 0, 9) == [{}] * 9
+    assert detector.find_hung({}, "", 9.0) == {}
     detector.note_start("a", 3)  # it had made one more step before it died
-    assert looks(detector, {"a": 3}, 10, 60) == [[]] * 50
+    assert looks(detector, {"a": 3}, 10, 60, begun="") == [{}] * 50
 
 
 def test_time_counts_only_while_somebody_looks() -> None:
     detector = detector_of(1)
-    detector.find_hung({"a": 1}, 0.0)
-    detector.find_hung({"a": 2}, 1.0)
-    assert detector.find_hung({"a": 2}, 10_000.0) == []
-    assert looks(detector, {"a": 2}, 10_001, 10_010) == [[]] * 9
-    assert detector.find_hung({"a": 2}, 10_010.5) == ["a"]
+    detector.find_hung({"a": 1}, "a", 0.0)
+    detector.find_hung({"a": 2}, "a", 1.0)
+    assert detector.find_hung({"a": 2}, "a", 10_000.0) == {}
+    assert looks(detector, {"a": 2}, 10_001, 10_010) == [{}] * 9
+    assert detector.find_hung({"a": 2}, "a", 10_010.5) == {"a": 10.0}

@@ -1,7 +1,9 @@
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from full_disk import files_of_at_most
@@ -149,6 +151,18 @@ def test_a_living_run_is_protected_and_a_killed_one_gives_way(train_dir):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_process_that_a_callback_forked_does_not_keep_the_lock(train_dir):
+    folder = RunFolder.create(str(train_dir), "run", "overwrite")
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,))
+    process.start()
+    try:
+        folder.close()
+        RunFolder.create(str(train_dir), "run", "overwrite").close()
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_closing_gives_the_lock_back_and_leaves_no_descriptor(train_dir):

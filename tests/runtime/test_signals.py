@@ -73,6 +73,22 @@ def test_afterwards_signals_mean_what_they_meant_before() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_a_handler_that_was_not_set_from_python_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    install = signal.signal
+
+    def install_over_c(number: int, handler: object) -> None:
+        install(number, handler)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", install_over_c)
+        stop = StopSignals()
+        stop.__enter__()
+    stop.__exit__(None, None, None)
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+
+
 def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
     handlers = []
 
