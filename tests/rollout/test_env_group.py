@@ -557,7 +557,7 @@ def test_an_environment_that_fails_to_close_keeps_no_other_open(caplog: pytest.L
 
 
 def test_making_and_resetting_environments_is_no_hang() -> None:
-    run = Filled([ScriptedEnv(script(GO)) for _ in range(3)], rollout=1)
+    run = Filled([ScriptedEnv(script(GO)) for _ in range(3)], rollout=1, renewed=[])
     assert run.control.progress(0) - run.control.collected_steps(0) >= 3, "one turn for each"
 
 
