@@ -74,6 +74,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
         "critic_layer_norm",
     ),
     ({**_SAC, "value_bins": _IS_SET}, "value_limit"),
+    ({"algo": ("ppo", "a2c", "sac")}, "initial_stddev"),
     ({**_REPLAY, "use_target_critics": (True,)}, "tau"),
     (_DQN, "prioritized_replay"),
     ({**_DQN, "prioritized_replay": (True,)}, "prioritized_replay_alpha prioritized_replay_beta"),

@@ -395,7 +395,11 @@ class TrainConfig(BaseModel):
         "dimensions, plus half of the largest possible entropy of choices, of those that a mask allows",
     )
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
-    initial_ent_coef: PositiveFloat = _replay(1.0, "ent_coef=auto: entropy coefficient at the start")
+    initial_ent_coef: PositiveFloat | Literal["auto"] = _replay(
+        "auto",
+        "ent_coef=auto: entropy coefficient at the start; auto is 1, or 0.01 with value_bins, whose range returns of "
+        "so much entropy would leave",
+    )
     critic: Literal["mlp", "simba", "simba_v2", "crossq"] = _replay(
         "mlp",
         "SAC: a named set of values for the settings from critic_mlp_layers to use_target_critics and for those of "

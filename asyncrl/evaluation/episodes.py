@@ -384,6 +384,7 @@ class _AgentsLane(_Lane):
     """One environment of several agents. Its episode ends when each agent has ended one, of which the first counts."""
 
     def reset(self, rows: npt.NDArray[Any]) -> Any:
+        rows[:] = 0  # of agents that wait for their turn
         state: AgentsState = super().reset(rows)
         self._has_ended = [False] * len(self._returns)
         self._was_present = state.is_present

@@ -150,9 +150,11 @@ class TrainedNetwork:
         """Inside, batch renormalization takes the batch's statistics; the next `step` moves the running ones."""
         for layer in self._renorms:
             layer.uses_batch = True
-        yield
-        for layer in self._renorms:
-            layer.uses_batch = False
+        try:
+            yield
+        finally:  # a failed capture of a graph is survived
+            for layer in self._renorms:
+                layer.uses_batch = False
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that continue the training; after writing to them call `weights.refresh`."""

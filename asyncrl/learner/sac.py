@@ -68,7 +68,10 @@ class SacLearner(ReplayLearner):
             self._target_entropy = config.target_entropy
         elif not actor.layout.num_mask:
             self._target_entropy = -float(self._parts.num_continuous) + 0.5 * self._parts.max_entropy
-        ent_coef = config.initial_ent_coef if config.ent_coef == "auto" else config.ent_coef
+        initial = config.initial_ent_coef
+        if initial == "auto":
+            initial = 1.0 if config.value_bins is None else 0.01
+        ent_coef = initial if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=actor.statistics.dtype, device=device)
         self._log_ent_coef = storage.allocate(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)

@@ -286,8 +286,9 @@ class TwinCritic(nn.Module):
     def values(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Values `[K, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
         if self.support is not None:
+            log_probs = self.log_probs(inputs, action)
             with without_autocast(self.support):
-                return self.log_probs(inputs, action).exp() @ self.support
+                return log_probs.exp() @ self.support
         return self._outputs(inputs, action)
 
     def log_probs(self, inputs: Inputs, action: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
 from asyncrl.learner.dataset import places_of
+from asyncrl.models.encoders import split_tensor
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
 from asyncrl.rollout.vector_env_group import RowFlags, row_flags
@@ -70,6 +71,7 @@ class TensorEnvGroup(EnvironmentGroup):
         self.columns_of_one = env.num_envs
         self._env = env
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
+        self._layout = spec.observation
         self._rows = TensorRows(spec, env.num_envs, device)
         self._actions = TensorActions(spec, mapping, device)
         self._holds_final_obs = torch.zeros(env.num_envs, dtype=torch.bool, device=device)
@@ -172,6 +174,10 @@ class TensorEnvGroup(EnvironmentGroup):
                 raise self._call_failed(0, "reset", error) from error
             self._reset_rows = self._rows_of(reset_obs, "reset")
             return torch.where((flags.ended & ~flags.truncated).unsqueeze(-1), self._reset_rows, rows)
+        elif self._mode == AutoresetMode.NEXT_STEP:
+            # Nothing reads the final observation of a terminated episode, which some environments end with NaN.
+            is_finite = torch.isfinite(split_tensor(self._layout, rows).floats).all(1)
+            return rows.masked_fill((flags.terminated & ~is_finite).unsqueeze(-1), 0)
         return rows
 
     def _rows_of(self, observations: Any, call: str) -> Tensor:

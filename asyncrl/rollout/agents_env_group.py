@@ -238,7 +238,10 @@ class AgentsEnvGroup(HostEnvGroup):
         rows = self._obs[first : first + len(self._names)]
         try:
             for place, obs in enumerate(state.obs):
-                if obs is not None:
+                if obs is None:
+                    if call == "reset":  # it waits for its turn: nothing of the episode before is left
+                        rows[place] = 0
+                elif state.is_present[place] or not state.terminated[place]:  # what ends an episode is not used
                     self._kinds[self._kind_of[place]].codec.write(obs, self._own_rows[first + place])
         except ObservationMismatch as error:
             raise self._wrong_observation(env_idx, call, error) from None

@@ -1,12 +1,14 @@
 """Self-play: who plays the agents of a game, drawn for each game of an environment, and how games against the pool end.
 
 A game is one episode of an environment, whatever the number of its agents. It begins with the first agent whose episode
-begins when all episodes of the game before have ended, or when that agent has had one in it (the environment was reset
-before the end, or it resets its agents one by one). Agents that come later play in the same game.
+begins when all episodes of the game before have ended, or when the environment was reset before their end. Agents that
+come later play in the same game, and so do those whose next episode begins while others still play, in environments
+that reset their agents one by one.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,7 +30,7 @@ class _Game:
         opponent: number of the opponent that plays all others.
         member: environment steps of the member of the pool that was this opponent when the game began.
         begun: columns whose episodes have begun.
-        returns: of the columns whose episodes have ended.
+        returns: of the first episodes of columns that have ended.
     """
 
     agent: int | None = None
@@ -58,18 +60,21 @@ class SelfPlayMapping(PolicyMapping):
 
     def begin(self, columns: Iterable[int]) -> None:
         """Gives columns in which an episode begins to who plays them in their environment's game."""
-        for column in columns:
-            env = column // self._num_agents
-            game = self._games[env]
-            if column in game.begun or len(game.returns) == len(game.begun):
+        for env, of_env in itertools.groupby(sorted(columns), lambda column: column // self._num_agents):
+            begun, game = set(of_env), self._games[env]
+            was_reset = any(column in game.begun and column not in game.returns for column in begun)
+            if was_reset or len(game.returns) == len(game.begun):
                 game = self._games[env] = self._draw(env)
-            game.begun.add(column)
-            is_own = game.agent is None or column == game.agent
-            self.policy_idx[column] = _POLICY if is_own else 1 + game.opponent
+            game.begun |= begun
+            for column in begun:
+                is_own = game.agent is None or column == game.agent
+                self.policy_idx[column] = _POLICY if is_own else 1 + game.opponent
 
     def end(self, column: int, episode_return: float) -> int | None:
         """See `PolicyMapping`; when the last episode of a game against the pool ends, its result is known."""
         game = self._games[column // self._num_agents]
+        if column not in game.begun or column in game.returns:
+            return super().end(column, episode_return)  # of the game before, or not its first of this one
         game.returns[column] = episode_return
         if game.agent is not None and game.agent in game.returns and len(game.returns) == len(game.begun) > 1:
             own = game.returns[game.agent]

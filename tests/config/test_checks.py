@@ -274,6 +274,10 @@ def test_learning_from_a_replay_knows_no_trajectories() -> None:
     for name, value in (("debug_forced_lag", 3), ("debug_skip_training", True), ("with_vtrace", True)):
         assert name in only(problems(**SAC, **{name: value})).settings
     assert "warmup_env_steps" in warned(**SAC, train_for_env_steps=5000)
+    assert "value_limit" in warned(**SAC, value_bins=101)
+    assert warned(**SAC, value_bins=101, normalize_rewards=True) == warned(**SAC, value_bins=101, value_limit=50.0)
+    assert "value_limit" not in warned(**SAC, value_bins=101, value_limit=50.0)
+    assert "initial_stddev" in warned(**{**SAC, "algo": "td3"}, initial_stddev=0.3)
     config = TrainConfig(env="CartPole-v1", **SAC, max_policy_lag=1)
     assert find_warnings(config, resolve(config, CPU), given=()) == []
 

@@ -260,3 +260,34 @@ def test_bins_are_refused_where_values_are_sums() -> None:
 def test_the_entropy_coefficient_begins_where_it_is_asked_to() -> None:
     learner = make(BOX, initial_ent_coef=0.01)
     assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)
+
+
+def test_bins_begin_with_an_entropy_whose_return_they_hold() -> None:
+    assert make(BOX).train(draw(BOX, 1)).ent_coef == pytest.approx(1.0)
+    assert make(BOX, value_bins=101).train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)
+    learner = make(BOX, value_bins=101, ent_coef=0.3)
+    assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.3)
+
+
+def test_statistics_of_batches_are_for_the_update_even_if_it_fails() -> None:
+    learner = make(BOX, **critic_set("crossq"))
+
+    def fail() -> None:
+        with learner._critic.normalizing_by_batch():
+            assert all(layer.uses_batch for layer in learner._critic._renorms)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert learner._critic._renorms and not any(layer.uses_batch for layer in learner._critic._renorms)
+
+
+def test_critics_with_bins_compute_products_in_bf16_for_the_policy_too() -> None:
+    learner = make(BOX, precision="bf16", **critic_set("simba_v2"))
+    seen = []
+    for layer in learner.critic.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    inputs = learner.model.inputs_of(draw(BOX, 1)[0].obs)
+    learner._outputs(learner.critic.values, inputs, torch.zeros(len(inputs.floats), 2))
+    assert torch.bfloat16 in seen

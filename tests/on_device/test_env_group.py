@@ -65,6 +65,22 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
     assert len(found) > 20
 
 
+def test_an_observation_that_ends_an_episode_need_not_be_finite() -> None:
+    class EndsWithNan(VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            obs, reward, terminated, truncated, infos = self.env.step(actions)
+            return np.where(terminated[:, None], np.nan, obs), reward, terminated, truncated, infos
+
+    group = tensor_group(AsTensors(EndsWithNan(sentinels(AutoresetMode.NEXT_STEP))))
+    group.reset()
+    num_terminated = 0
+    for _ in range(60):
+        step = group.step(torch.zeros(NUM_ENVS, 1))
+        num_terminated += int(step.terminated.sum())
+        assert torch.isfinite(step.next_rows).all()
+    assert num_terminated > 0
+
+
 class Spoiled(VectorWrapper):
     """Changes what a step returns."""
 

@@ -206,6 +206,31 @@ def test_a_reward_that_is_no_number_drops_the_step() -> None:
     assert filled.group.failures.take().num_not_finite == 2
 
 
+def test_an_observation_that_ends_an_episode_need_not_be_finite() -> None:
+    class EndsWithNan(agent_envs.ComeAndGo):
+        def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+            results = super().step(actions)
+            if results[2].get("agent_1"):
+                results[0]["agent_1"] = np.full(1, np.nan, np.float32)
+            return results
+
+    wanted, filled = Filled([agent_envs.ComeAndGo()], rollout=8), Filled([EndsWithNan()], rollout=8)
+    assert [filled.marks(column) for column in range(3)] == [wanted.marks(column) for column in range(3)]
+    assert "!" in filled.marks(1) and np.isfinite(filled.slots.obs[0]).all()
+
+
+def test_a_player_that_waits_at_the_beginning_sees_nothing_of_the_game_before() -> None:
+    class Numbered(agent_envs.TakeTurns):
+        def _draw(self) -> np.ndarray:
+            self.number = getattr(self, "number", 0.0) + 1.0
+            return np.full(1, self.number, np.float32)
+
+    filled = Filled([Numbered()], rollout=14)
+    second, marks = filled.slots.obs[0][:, 1, 0], filled.marks(1).replace("!", "")
+    assert marks[0] == marks[6] == "w", "the first row of each game"
+    assert second[0] == second[6] == 0.0 < second[5]
+
+
 def test_without_recovery_a_failure_is_raised() -> None:
     with pytest.raises(EnvironmentCallFailed, match="environment 0 failed in step at its step 2"):
         Filled([Failing()], rollout=6)

@@ -106,6 +106,33 @@ def test_agents_that_come_late_play_in_the_game_that_goes_on() -> None:
     assert len(mapping.matches) == 200
 
 
+def test_agents_whose_episodes_differ_in_length_play_games_that_end_when_each_has_ended_one() -> None:
+    mapping = SelfPlayMapping(pool(10), 1.0, ("a", "b"), 1, seed=4)
+    mapping.begin([0, 1])
+    nobody_trains = num_steps = 0
+    for step in range(1, 7 * 11 * 20 + 1):
+        num_steps += 1
+        nobody_trains += 0 not in mapping.policy_idx.tolist()
+        ended = [column for column, length in enumerate((7, 11)) if step % length == 0]
+        for column in ended:
+            mapping.end(column, float(column == 1))
+        mapping.begin(ended)
+    assert len(mapping.matches) > 90
+    assert {match.score for match in mapping.matches} == {0.0, 1.0}
+    assert nobody_trains < 0.25 * num_steps, "only while one still plays the game before"
+
+
+def test_a_reset_after_one_agent_has_ended_begins_another_game_for_all() -> None:
+    mapping = SelfPlayMapping(pool(10), 1.0, ("a", "b"), 1, seed=5)
+    for _ in range(100):
+        mapping.begin([0, 1])
+        mapping.end(0, 0.0)
+        mapping.begin([0, 1])
+        assert sorted(mapping.policy_idx.tolist()) == [0, 1]
+        mapping.end(0, 0.0)
+        mapping.end(1, 0.0)
+
+
 def test_a_game_that_is_broken_off_or_whose_opponent_changed_has_no_result() -> None:
     opponents = pool(10)
     mapping = SelfPlayMapping(opponents, 1.0, ("a", "b"), 1, seed=0)
