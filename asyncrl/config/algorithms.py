@@ -27,6 +27,8 @@ _CRITICS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-4,
         "weight_decay": 0.01,
         "initial_ent_coef": 0.01,
+        "target_entropy_per_dim": -0.5,
+        "initial_stddev": 0.018,
     },
     "simba_v2": {  # Lee et al. 2025 (arXiv:2502.15280) and their code
         "residual_blocks": True,
@@ -38,6 +40,8 @@ _CRITICS: dict[str, dict[str, Any]] = {
         "normalize_rewards": True,
         "learning_rate": 1e-4,
         "initial_ent_coef": 0.01,
+        "target_entropy_per_dim": -0.5,
+        "initial_stddev": 0.018,
     },
     "crossq": {  # Bhatt et al. 2024 (arXiv:1902.05605v4) and their code
         "batch_renorm": True,

@@ -81,6 +81,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_DQN, "dueling exploration_initial_eps exploration_final_eps exploration_fraction"),
     ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
     ({**_SAC, "ent_coef": ("auto",)}, "target_entropy initial_ent_coef"),
+    ({**_SAC, "ent_coef": ("auto",), "target_entropy": ("auto",)}, "target_entropy_per_dim"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
     ({**_HOGWILD, "hogwild_mode": ("auto", "shared", "synced")}, "hogwild_max_staleness"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),

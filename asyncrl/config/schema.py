@@ -391,11 +391,14 @@ class TrainConfig(BaseModel):
     ent_coef: PositiveFloat | Auto = _replay("auto", "entropy coefficient; auto adapts it to reach target_entropy")
     target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _replay(
         "auto",
-        "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is minus the number of continuous "
-        "dimensions, plus half of the largest possible entropy of choices, of those that a mask allows",
+        "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is target_entropy_per_dim for each "
+        "continuous dimension, plus half of the largest possible entropy of choices, of those that a mask allows",
+    )
+    target_entropy_per_dim: Annotated[float, Field(allow_inf_nan=False)] = _replay(
+        -1.0, "with target_entropy=auto: nats for each continuous dimension"
     )
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
-    initial_ent_coef: PositiveFloat | Literal["auto"] = _replay(
+    initial_ent_coef: PositiveFloat | Auto = _replay(
         "auto",
         "ent_coef=auto: entropy coefficient at the start; auto is 1, or 0.01 with value_bins, whose range returns of "
         "so much entropy would leave",

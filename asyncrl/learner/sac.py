@@ -63,11 +63,12 @@ class SacLearner(ReplayLearner):
         self._support: Tensor | None = getattr(self.critic, "support", None)
         self._parts = actor.parts.to(device)
         self._num_choices = torch.tensor(self._parts.sizes, device=device)
+        self._target_of_dims = config.target_entropy_per_dim * self._parts.num_continuous
         self._target_entropy: float | None = None  # with masks it depends on the observations
         if config.target_entropy != "auto":
             self._target_entropy = config.target_entropy
         elif not actor.layout.num_mask:
-            self._target_entropy = -float(self._parts.num_continuous) + 0.5 * self._parts.max_entropy
+            self._target_entropy = self._target_of_dims + 0.5 * self._parts.max_entropy
         initial = config.initial_ent_coef
         if initial == "auto":
             initial = 1.0 if config.value_bins is None else 0.01
@@ -309,7 +310,7 @@ class SacLearner(ReplayLearner):
             target: Tensor | float | None = self._target_entropy
             if target is None:
                 assert obs is not None
-                target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
+                target = self._target_of_dims + 0.5 * self._max_entropy_of_choices(obs)
             adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
             self._ent_coef_gradient.copy_(adapting.gradient)
             ent_coef_loss = adapting.value

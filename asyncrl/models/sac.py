@@ -33,6 +33,7 @@ from asyncrl.runtime.seeding import Stream, derive_seed
 SAC_LOG_STD_RANGE = (-5.0, 2.0)
 _MIDDLE = sum(SAC_LOG_STD_RANGE) / 2.0
 _HALF_RANGE = (SAC_LOG_STD_RANGE[1] - SAC_LOG_STD_RANGE[0]) / 2.0
+_MIDDLE_OF_BLOCKS, _HALF_RANGE_OF_BLOCKS = -4.0, 6.0
 POLICY_HEAD_GAIN = 0.01
 """Gain of the last layer's orthogonal weights: the first means are near 0."""
 
@@ -60,6 +61,14 @@ def limit_log_std(raw: Tensor) -> Tensor:
     not return.
     """
     return torch.tanh(raw / _HALF_RANGE) * _HALF_RANGE + _MIDDLE
+
+
+def limit_log_std_of_blocks(raw: Tensor) -> Tensor:
+    """Log-deviations in [-10, 2] from the outputs of blocks, which move six times as far as an output near 0 (SimBa).
+
+    The outputs of hyperspherical layers are small, and move slowly.
+    """
+    return torch.tanh(raw) * _HALF_RANGE_OF_BLOCKS + _MIDDLE_OF_BLOCKS
 
 
 def limit_log_std_array(raw: FloatArray) -> None:
@@ -107,6 +116,8 @@ class SacActor(NormalizedModel):
             raise UsageError(f"--use_rnn=True: the model {type(self).__name__} has no recurrent core.")
         has_perceptron = self.encoder is None and isinstance(self.mlp, StackedMlp)
         self.has_passes = type(self) is SacActor and has_perceptron and self.parts.is_plain
+        has_blocks = isinstance(self.mlp, BlockNetwork) and (config.residual_blocks or config.hyperspherical_weights)
+        self._limit_log_std = limit_log_std_of_blocks if has_blocks else limit_log_std
         positions = list(self.distribution.deviation_positions)
         if positions:
             is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
@@ -143,7 +154,10 @@ class SacActor(NormalizedModel):
 
     @torch.no_grad()
     def _set_initial_stddev(self, stddev: float) -> None:
-        self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += _raw_log_std(stddev)
+        raw = _raw_log_std(stddev)
+        if self._limit_log_std is limit_log_std_of_blocks:
+            raw = _raw_log_std(stddev, _MIDDLE_OF_BLOCKS, _HALF_RANGE_OF_BLOCKS, slope=_HALF_RANGE_OF_BLOCKS)
+        self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += raw
 
     @property
     def runs_in_arrays(self) -> bool:
@@ -196,7 +210,7 @@ class SacActor(NormalizedModel):
             mean, raw_log_std = outputs.chunk(2, dim=-1)
             return torch.cat((mean, limit_log_std(raw_log_std)), dim=-1)
         if self.distribution.num_deviations > 0:
-            outputs = torch.where(self._is_deviation, limit_log_std(outputs), outputs)
+            outputs = torch.where(self._is_deviation, self._limit_log_std(outputs), outputs)
         return self.distribution.parameters_of(outputs, None, mask)
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
@@ -312,7 +326,7 @@ class TwinCritic(nn.Module):
         return outputs
 
 
-def _raw_log_std(std: float) -> float:
-    """The inverse of `limit_log_std` at the logarithm of `std`, clipped to well within the range."""
-    bend = (math.log(std) - _MIDDLE) / _HALF_RANGE
-    return _HALF_RANGE * math.atanh(min(max(bend, -0.99), 0.99))
+def _raw_log_std(std: float, middle: float = _MIDDLE, half_range: float = _HALF_RANGE, slope: float = 1.0) -> float:
+    """The output that gives the deviation `std`, clipped to well within the range; `slope` is at the middle."""
+    bend = (math.log(std) - middle) / half_range
+    return half_range / slope * math.atanh(min(max(bend, -0.99), 0.99))
