@@ -18,7 +18,9 @@ from asyncrl.models.stacked_mlp import StackedMlp
 def make(widths: list[int], **settings: Any) -> BlockNetwork:
     """Two networks in float64 whose parameters all differ from those at the start."""
     config = TrainConfig(algo="sac", nonlinearity="relu", **settings)
-    network = make_network(2, widths, config, head_gain=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        network = make_network(2, widths, config, head_gain=None)
     assert isinstance(network, BlockNetwork)
     generator = torch.Generator().manual_seed(3)
     for parameter in network.double().parameters():
