@@ -73,6 +73,8 @@ def _pull(options: _Options) -> None:
     env = _env_of(fetched)
     if named := hub.named_code(fetched):
         print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
+    if named := hub.named_clusters(fetched):
+        print(f"Its settings name a cluster that a run resumed from it connects to: {', '.join(named)}")
     with RunFolder.create(options.train_dir, name, "resume") as folder:
         try:
             _copy(fetched, folder.path, found)

@@ -140,12 +140,20 @@ def lose_the_fork_server(folder: str) -> None:
     _await_report(manager)
     print("busy lives" if manager.wait(0.5) == [] else "busy is lost", flush=True)
     manager.start("next", return_pid)
-    outcome = manager.wait_for("next", 60.0)
+    outcome = _outcome_of(manager, "next")
     print("next returned" if isinstance(outcome, ChildResult) else outcome, flush=True)
     process.kill()
-    outcome = manager.wait_for("busy", 60.0)
+    outcome = _outcome_of(manager, "busy")
     print(outcome.summary if isinstance(outcome, ChildFailure) else outcome, flush=True)
     manager.end(timeout_s=0.0)
+
+
+def _outcome_of(manager: ProcessManager, name: str) -> ChildResult | ChildFailure:
+    while name in manager.running:
+        for outcome in manager.wait(1.0):
+            if outcome.child == name:
+                return outcome
+    raise AssertionError(f"{name} has ended before")
 
 
 def _await_report(manager: ProcessManager) -> None:
@@ -213,6 +221,8 @@ def terminate_a_fork(_: ReportSender) -> int:
 
 def start_a_process(reports: ReportSender) -> int:
     """Does what an environment may do: it starts a process and waits for it."""
+    forgotten = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600.0,))
+    forgotten.start()
     child = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     child.start()
     child.join()

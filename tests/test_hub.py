@@ -254,17 +254,25 @@ def test_a_pull_says_which_code_a_run_names_and_imports_none(
         ({"env": "ALE/Pong-v5", "import_modules": ["mine"]}, ["import_modules=['mine']"]),
         ({"policies": {"1": {"algo": "mine:ALGO"}}}, ["algo=mine:ALGO"]),
         ({"policy_mapping": "os:system", "callbacks": ["a:b"]}, ["callbacks=['a:b']", "policy_mapping=os:system"]),
-        ({"cluster": "ray", "ray_address": "auto", "ray_runtime_env": {}}, []),
-        (
-            {"ray_address": "host:6379", "ray_runtime_env": {"pip": ["a"]}},
-            ["ray_address=host:6379", "ray_runtime_env={'pip': ['a']}"],
-        ),
     ],
 )
 def test_settings_that_name_code_are_found(tmp_path: Path, settings: dict[str, Any], named: list[str]) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     assert addresses.named_code(tmp_path) == named
+
+
+def test_a_cluster_to_connect_to_is_no_code_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for settings, named in (
+        ({"cluster": "ray", "ray_address": "auto", "ray_runtime_env": {}}, []),
+        (
+            {"ray_address": "host:6379", "ray_runtime_env": {"pip": ["a"]}},
+            ["ray_address=host:6379", "ray_runtime_env={'pip': ['a']}"],
+        ),
+    ):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+        assert (addresses.named_code(tmp_path), addresses.named_clusters(tmp_path)) == ([], named)
 
 
 @pytest.mark.parametrize("line", ["env: !!null subprocess:getoutput", "!!null env: subprocess:getoutput"])

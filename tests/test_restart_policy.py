@@ -208,7 +208,9 @@ def test_only_who_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
             run.look_after(0.5)
     assert list(run.manager.killed) == ["rollout-1"]
     said = run.manager.killed["rollout-1"]
-    assert said.startswith("has not begun: no environment was made or reset for 300 s and was killed (--env_start_ti")
+    assert said.startswith(
+        "has not stepped, and has neither made nor reset an environment for 300 s and was killed (--env_sta"
+    )
 
 
 def test_a_worker_that_has_stepped_has_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

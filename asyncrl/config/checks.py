@@ -67,7 +67,7 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str])
         plan: the resources resolved from them.
         given: settings that the user gave; only these are reported if they have no effect.
     """
-    return [*_warn_unread(config, plan, given), *_warn_resources(plan), *_warn_learning(config, plan, given)]
+    return [*_warn_unread(config, plan, given), *_warn_resources(plan), *_warn_learning(config, plan)]
 
 
 def _problem(settings: str, text: str, *suggestions: str) -> Problem:
@@ -476,9 +476,10 @@ def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
         yield _problem("learner_threads", text, f"--learner_threads={plan.cores}")
 
 
-def _warn_learning(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) -> Iterator[Problem]:
+def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.replay is not None:
-        if config.value_bins is not None and not config.normalize_rewards and "value_limit" not in given:
+        is_default = config.value_limit == TrainConfig.model_fields["value_limit"].default
+        if config.value_bins is not None and not config.normalize_rewards and is_default:
             text = (
                 f"The bins of --value_bins={config.value_bins} end at returns of {config.value_limit:g} "
                 "(--value_limit), and larger ones are clipped."

@@ -209,6 +209,12 @@ def _read_node(loader: _Loader, root: yaml.Node, path: Path, settings: Mapping[s
             values[key] = value_node.value
         elif isinstance(value_node, yaml.MappingNode) and setting is None:
             values[key] = _read_node(loader, value_node, path, settings)
+        elif setting is None and isinstance(value_node, yaml.SequenceNode) and _are_mappings(value_node.value):
+            values[key] = [_read_node(loader, node, path, settings) for node in value_node.value]
         else:
             values[key] = loader.construct_object(value_node, deep=True)
     return values
+
+
+def _are_mappings(nodes: list[yaml.Node]) -> bool:
+    return bool(nodes) and all(isinstance(node, yaml.MappingNode) for node in nodes)

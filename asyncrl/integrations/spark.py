@@ -57,7 +57,8 @@ def train(
 
     Args:
         session: a `pyspark.sql.SparkSession`; the cluster must have that many free slots, without dynamic allocation.
-        flags: of `python -m asyncrl.train`. `--train_dir` should be a folder that all machines share.
+        flags: of `python -m asyncrl.train`. `--train_dir` should be a folder that all machines share, and the driver
+            reads the file of `--config`, too.
         num_ranks: tasks. Each is one rank and has `spark.task.cpus` cores in Spark's books; `--num_workers` says how
             many it takes. Without `--experiment` the run is named after the application, so that all attempts are
             one run.

@@ -160,10 +160,14 @@ def _in_eval_mode(model: ActingModel, act: Act) -> Act:
     def act_so(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
         if not model.training:
             return act(obs, state)
-        model.eval()
-        answer = act(obs, state)
-        model.train()
-        return answer
+        in_training = [module for module in model.modules() if module.training]
+        for module in in_training:
+            module.training = False
+        try:
+            return act(obs, state)
+        finally:
+            for module in in_training:
+                module.training = True
 
     return act_so
 

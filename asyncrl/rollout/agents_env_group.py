@@ -229,6 +229,8 @@ class AgentsEnvGroup(HostEnvGroup):
         self._is_present[columns] = state.is_present
         self._moves[columns] = state.moves
         self._returns[columns] = self._lengths[columns] = self._num_rows[columns] = 0
+        if self.policies is not None:
+            self.policies.note_reset(position)
         if self.policies is not None or self._training_info.reward_shaping:
             self._begin_episodes(first + place for place, is_present in enumerate(state.is_present) if is_present)
 

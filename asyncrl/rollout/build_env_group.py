@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,15 +70,12 @@ def _build_group(
         return make_seed(run_seed, env_idx, env_steps + steps)
 
     if spec.is_vectorized:
-        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors)
+        make_vectorized = _with_turn(
+            partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors), failures
+        )
         recovery = Recovery(failures, make_vectorized, seed)
         return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
-
-    def make() -> Any:
-        env = make_run_env(config, in_training=True)
-        failures.note_turn()
-        return env
-
+    make = _with_turn(partial(make_run_env, config, in_training=True), failures)
     seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
     recovery = Recovery(failures, make, seed)
     envs: list[Any] = [make() for _ in seeds]
@@ -87,3 +84,14 @@ def _build_group(
         return AgentsEnvGroup(envs, *arguments)
     stores_goals = plan.replay is not None and plan.replay.her_goals > 0
     return GoalEnvGroup(envs, *arguments) if stores_goals else EnvGroup(envs, *arguments)
+
+
+def _with_turn(make: Callable[[], Any], failures: FailureLog) -> Callable[[], Any]:
+    """Makes an environment and notes that the worker does not hang, however long it takes to make all of them."""
+
+    def make_one() -> Any:
+        env = make()
+        failures.note_turn()
+        return env
+
+    return make_one

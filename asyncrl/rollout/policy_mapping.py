@@ -66,6 +66,9 @@ class PolicyMapping:
         """[C], whether the policy of a column trains on its rows."""
         return self.policy_idx < self._num_policies
 
+    def note_reset(self, env: int) -> None:
+        """Notes that all agents of an environment of the split begin anew."""
+
     def end(self, column: int, episode_return: float) -> int | None:
         """Notes that the episode of a column has ended; returns the policy that played it, None for an opponent."""
         policy_idx = int(self.policy_idx[column])

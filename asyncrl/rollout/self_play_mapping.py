@@ -1,14 +1,12 @@
 """Self-play: who plays the agents of a game, drawn for each game of an environment, and how games against the pool end.
 
 A game is one episode of an environment, whatever the number of its agents. It begins with the first agent whose episode
-begins when all episodes of the game before have ended, or when the environment was reset before their end. Agents that
-come later play in the same game, and so do those whose next episode begins while others still play, in environments
-that reset their agents one by one.
+begins after a reset, or in an environment that resets its agents one by one when each has ended an episode of the game
+before. Agents that come later play in the same game.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -60,15 +58,18 @@ class SelfPlayMapping(PolicyMapping):
 
     def begin(self, columns: Iterable[int]) -> None:
         """Gives columns in which an episode begins to who plays them in their environment's game."""
-        for env, of_env in itertools.groupby(sorted(columns), lambda column: column // self._num_agents):
-            begun, game = set(of_env), self._games[env]
-            was_reset = any(column in game.begun and column not in game.returns for column in begun)
-            if was_reset or len(game.returns) == len(game.begun):
+        for column in columns:
+            env = column // self._num_agents
+            game = self._games[env]
+            if len(game.returns) == len(game.begun):
                 game = self._games[env] = self._draw(env)
-            game.begun |= begun
-            for column in begun:
-                is_own = game.agent is None or column == game.agent
-                self.policy_idx[column] = _POLICY if is_own else 1 + game.opponent
+            game.begun.add(column)
+            is_own = game.agent is None or column == game.agent
+            self.policy_idx[column] = _POLICY if is_own else 1 + game.opponent
+
+    def note_reset(self, env: int) -> None:
+        """See `PolicyMapping`: the next episode begins another game."""
+        self._games[env] = _Game()
 
     def end(self, column: int, episode_return: float) -> int | None:
         """See `PolicyMapping`; when the last episode of a game against the pool ends, its result is known."""

@@ -132,9 +132,10 @@ class RestartPolicy:
         }
         begun = {name for name in progress if self._steps_of(self._workers[name]) > self._steps_at_start[name]}
         for name, limit_s in self._hangs.find_hung(progress, begun, now).items():
-            text, setting = "made no environment step", "env_step_timeout"
+            text, setting, config = "made no environment step", "env_step_timeout", self._setup.config
             if name not in begun:
-                text, setting = "has not begun: no environment was made or reset", "env_start_timeout"
+                text = "has not stepped, and has neither made nor reset an environment"
+                setting = "env_start_timeout" if limit_s == config.env_start_timeout else setting
             text = f"{text} for {limit_s:g} s and was killed (--{setting}); its Python stack is in its log"
             self._processes.kill_hung(name, text)
 

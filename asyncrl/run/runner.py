@@ -49,7 +49,7 @@ from asyncrl.runtime.signals import StopAtOnce
 
 WATCH_S = 0.2
 GRACE_S = 4.0
-SAVE_S = 600.0
+SAVE_S = 300.0
 """How long learners may take to finish a step and to save when the run has failed."""
 _DESCRIPTORS, _DESCRIPTORS_OF_CHILD = 256, 10
 """Of this process: files of modules, environments and the user; pipes, wakers and the log of each child."""
@@ -231,11 +231,12 @@ def run_parallel(
                 if control.num_evaluations > num_evaluations and EVALUATION not in processes.running:
                     processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
                 num_evaluations = control.num_evaluations
-        except RunFailed:
+        except RunFailed as failure:
             if _running(processes, names):
                 control.request_stop()
                 for waker in learner_wakers.values():
                     waker.wake()
+                log.warning("%s; the learner finishes what it does and saves", failure.summary)
                 _let_save(processes, names, send, setup, steer)
             raise
         control.end()

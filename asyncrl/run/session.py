@@ -348,6 +348,8 @@ class Session:
 
         try:
             run.carry_out_requests(setup.control)  # requests of on_start, before an environment is reset
+            if peers is not None:
+                peers.runner_learns = run.plan.serial_mode
             if run.plan.serial_mode:
                 outcome = runner.run_serial(setup, monitor.handle, steer)
             else:

@@ -6,8 +6,9 @@
 
 Only these names are downloaded, those of the last line not at all. Reading them runs no code: tensors are safetensors,
 the rest is JSON and YAML, and a checkpoint is used only if its checksums are right. But settings can name functions of
-this machine, with arguments (an environment may be `subprocess:getoutput`), or a cluster to connect to. A run with such
-settings is not used from its address; `pull` downloads it and says what it names, and its folder can be used.
+this machine, with arguments: an environment may be `subprocess:getoutput`. A run with such settings is not used from
+its address; `pull` downloads it and says what it names, and its folder can be used. A cluster in its settings matters
+only to a run that is resumed from the folder, so `pull` says that, too.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def fetch_without_code(given: str) -> Path:
 
 
 def named_code(run: Path) -> list[str]:
-    """Settings in a run's folder, its checkpoints included, that name code or a cluster, as `name=value`.
+    """Settings in a run's folder, its checkpoints included, that name code, as `name=value`.
 
     Raises:
         UsageError: a file of them cannot be read.
@@ -127,9 +128,21 @@ def named_code(run: Path) -> list[str]:
                 has_arguments = name == "env" and settings.get("env_kwargs")
                 arguments = f" with env_kwargs={settings['env_kwargs']}" if has_arguments else ""
                 found[f"{name}={value}{arguments}"] = None
-        for name in _CLUSTER:
-            if settings.get(name, "auto") not in ("auto", {}):
-                found[f"{name}={settings[name]}"] = None
+    return list(found)
+
+
+def named_clusters(run: Path) -> list[str]:
+    """Settings in a run's folder of a cluster that a resumed run connects to, as `name=value`.
+
+    Raises:
+        UsageError: a file of them cannot be read.
+    """
+    found = dict.fromkeys(
+        f"{name}={settings[name]}"
+        for settings in _settings_in(run)
+        for name in _CLUSTER
+        if settings.get(name, "auto") not in ("auto", {})
+    )
     return list(found)
 
 

@@ -32,7 +32,7 @@ SILENCE_S = 30.0
 START_S = 300.0
 """How long a rank may take to connect."""
 UNHEARD_S = 60.0
-"""How long a runner may leave the failure of another rank unread: then its main thread waits for that rank for ever."""
+"""How long a runner that learns may leave the failure of another rank unread: then it waits for that rank for ever."""
 LOST_OTHERS = "lost the connection to the other ranks during an exchange"
 EXPLANATION_S = 5.0
 """How long to wait for the reason of another rank's failure."""
@@ -67,12 +67,17 @@ def open_store(address: RankAddress, part: str, *, is_runner: bool = False) -> S
 
 
 class Peers:
-    """The other ranks. Rank 0 sends the settings, and every rank reports its outcome."""
+    """The other ranks. Rank 0 sends the settings, and every rank reports its outcome.
+
+    Attributes:
+        runner_learns: whether the main thread itself exchanges gradients, and so may wait for a dead rank for ever.
+    """
 
     def __init__(self, address: RankAddress) -> None:
         """Connects, and starts the heartbeat."""
         self.address = address
         self.is_first = address.rank == 0
+        self.runner_learns = False
         self._has_sent_settings = False
         self._own_failure: str | None = None
         self._store = open_store(address, "runners", is_runner=True)
@@ -182,7 +187,8 @@ class Peers:
                 lost_s += time.monotonic() - began + BEAT_S
                 if lost_s > SILENCE_S:
                     self._fail(f"{_LOST_STORE} {lost_s:.0f} s{self._store_error}")
-            if self._failure is not None and not self._is_heard and time.monotonic() - self._failed_at > UNHEARD_S:
+            is_late = self._failure is not None and time.monotonic() - self._failed_at > UNHEARD_S
+            if self.runner_learns and is_late and not self._is_heard:
                 print(f"error: {self._failure}", file=sys.stderr, flush=True)
                 os._exit(1)
 

@@ -328,15 +328,6 @@ class ProcessManager:
         """Kills a child that hangs, after it has logged its stacks; see `ChildProcess.kill`."""
         self._running[name].kill(reason)
 
-    def wait_for(self, name: str, timeout_s: float) -> ChildResult | ChildFailure | None:
-        """Waits for the outcome of one child, at most `timeout_s`; outcomes of others are dropped."""
-        deadline = time.monotonic() + timeout_s
-        while name in self._running and (left_s := deadline - time.monotonic()) > 0.0:
-            for outcome in self.wait(min(left_s, 0.2)):
-                if outcome.child == name:
-                    return outcome
-        return None
-
     def take_reports(self) -> list[Report]:
         """Returns the reports since the last call."""
         return [self._inbox.get() for _ in range(self._inbox.qsize())]
@@ -405,6 +396,7 @@ def _child_main(
     try:
         value = target(*args)
     except BaseException as error:
+        _end_own_children()
         log.exception("failed")
         failure = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
@@ -412,10 +404,17 @@ def _child_main(
             messages.send(ChildFailure(name, failure.summary, failure.details, *ending))
         log_file.flush()
         os._exit(1)
+    _end_own_children()
     log.info("done")
     with contextlib.suppress(OSError):
         messages.send(ChildResult(name, value))
     logging.shutdown()
+
+
+def _end_own_children() -> None:
+    """Ends what the environments have started and not ended: at its exit this process would wait for them."""
+    for child in multiprocessing.active_children():
+        child.terminate()
 
 
 def _leave_sigterm_to_the_runner() -> None:

@@ -49,6 +49,16 @@ def test_a_grid_is_every_combination_with_every_seed_and_seeds_come_last(tmp_pat
     assert (config.learning_rate, config.encoder_mlp_layers, config.seed) == (0.00012345678, [32, 32], 3)
 
 
+def test_names_with_dashes_are_those_of_settings_in_every_part(tmp_path) -> None:
+    text = "settings: {learning-rate: 0.1}\ngrid:\n  - {env: [A-v0], learning-rate: [0.2]}\n  - {env: [B-v0]}"
+    assert [run.flags[:2] for run in read_grid(write(tmp_path, text)).runs] == [
+        ("--learning_rate=0.2", "--env=A-v0"),
+        ("--learning_rate=0.1", "--env=B-v0"),
+    ]
+    with pytest.raises(UsageError, match="train_dir cannot be in grid"):
+        read_grid(write(tmp_path, "grid: [{env: [A-v0], train-dir: [/tmp/elsewhere]}]"))
+
+
 def test_several_grids_are_one_after_the_other(tmp_path) -> None:
     text = "grid:\n  - {env: [A-v0], train_for_env_steps: [10]}\n  - {env: [B-v0], train_for_env_steps: [20]}\nseeds: 2"
     runs = read_grid(write(tmp_path, text)).runs

@@ -364,13 +364,11 @@ def test_networks_act_in_evaluation_mode_and_learn_in_training_mode(monkeypatch:
     monkeypatch.setattr(ActorCritic, "runs_in_arrays", False)
     pair = Pair()
     worker, modes = pair.workers[0], []
-    worker._learner.model.register_forward_pre_hook(lambda model, _: modes.append(model.training))
-    act = worker._learner.model.act
-    monkeypatch.setattr(
-        worker._learner.model, "act", lambda *args: (modes.append(worker._learner.model.training), act(*args))[1]
-    )
+    model = worker._learner.model
+    model.actor.register_forward_pre_hook(lambda layers, _: modes.append(layers.training))
     worker.poll()
-    assert not any(modes[:4]) and worker._learner.model.training
+    assert modes[:4] == [False] * 4 and modes[-1] and modes == sorted(modes)
+    assert model.training and model.actor.training
     pair.close()
 
 

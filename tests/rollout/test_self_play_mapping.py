@@ -125,9 +125,12 @@ def test_agents_whose_episodes_differ_in_length_play_games_that_end_when_each_ha
 def test_a_reset_after_one_agent_has_ended_begins_another_game_for_all() -> None:
     mapping = SelfPlayMapping(pool(10), 1.0, ("a", "b"), 1, seed=5)
     for _ in range(100):
-        mapping.begin([0, 1])
+        mapping.begin([0])
+        mapping.begin([1])
         mapping.end(0, 0.0)
-        mapping.begin([0, 1])
+        mapping.note_reset(0)
+        mapping.begin([0])
+        mapping.begin([1])
         assert sorted(mapping.policy_idx.tolist()) == [0, 1]
         mapping.end(0, 0.0)
         mapping.end(1, 0.0)
@@ -138,7 +141,8 @@ def test_a_game_that_is_broken_off_or_whose_opponent_changed_has_no_result() -> 
     mapping = SelfPlayMapping(opponents, 1.0, ("a", "b"), 1, seed=0)
     mapping.begin([0, 1])
     mapping.end(0, 1.0)
-    assert sorted(play(mapping, 2)) == [0, 1]  # the environment was reset: another game
+    mapping.note_reset(0)
+    assert sorted(play(mapping, 2)) == [0, 1]
     assert len(mapping.matches) == 1
     mapping.begin([0, 1])
     opponents[0].publish(BLOCK, 0, 20)

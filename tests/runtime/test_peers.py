@@ -144,6 +144,7 @@ from asyncrl.runtime.torchrun import RankAddress
 peers.BEAT_S, peers.SILENCE_S, peers.UNHEARD_S = 0.02, 0.5, 0.5
 addresses = [RankAddress(rank, 2, rank, 2, "127.0.0.1", {port}, has_store=True, meeting="t") for rank in (0, 1)]
 ranks = [peers.Peers(address) for address in addresses]
+ranks[0].runner_learns = True
 while 1 not in ranks[0]._beats:
     time.sleep(0.01)
 ranks[1]._is_leaving.set()

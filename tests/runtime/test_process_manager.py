@@ -114,8 +114,8 @@ def test_a_process_that_a_role_has_forked_can_be_terminated(manager: ProcessMana
 
 def test_an_environment_may_start_processes(manager: ProcessManager) -> None:
     manager.start("a", child_targets.start_a_process)
-    outcome = manager.wait_for("a", 60.0)
-    assert isinstance(outcome, ChildResult) and outcome.value == 7
+    assert outcomes_of(manager, 1) == {"a": ChildResult("a", 7)}
+    assert manager.end(timeout_s=30.0) == [], "it does not wait for what was forgotten"
 
 
 def test_the_limit_on_open_files_is_raised_as_far_as_possible() -> None:
@@ -152,15 +152,6 @@ def test_a_child_that_hangs_is_killed_with_its_stacks_in_its_log(manager: Proces
     failure = outcomes_of(manager, 1)["rollout-3"]
     assert failure == ChildFailure("rollout-3", "rollout worker 3 slept too long", "", is_death=True)
     assert "report_and_sleep" in (tmp_path / "rollout-3.log").read_text()
-
-
-def test_waiting_for_one_child_does_not_stop_at_another(manager: ProcessManager) -> None:
-    manager.start("sleeper", child_targets.sleep)
-    manager.start("odd", child_targets.raise_value_error)
-    manager.start("quick", child_targets.return_pid)
-    pid = pid_of(manager, "quick")
-    assert manager.wait_for("quick", timeout_s=30.0) == ChildResult("quick", pid)
-    assert manager.wait_for("sleeper", timeout_s=0.01) is None
 
 
 def test_children_killed_while_they_report_never_block_the_runner(manager: ProcessManager) -> None:
