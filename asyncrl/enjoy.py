@@ -60,7 +60,7 @@ class _Options(BaseModel):
         "which are all members of the run's self-play pool. Opponents and the policy's place change with the episodes",
     )
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
-    seed: int = option(0, "seed of the episodes and of the sampled actions [default 0]")
+    seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
     device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
 
 
@@ -106,7 +106,7 @@ def _show(options: _Options) -> None:
     from asyncrl.cli.playing import change_env_kwargs, load_opponents
     from asyncrl.envs.showing import can_open_window, make_shown_env
     from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_players
+    from asyncrl.evaluation.matches import load_team
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)
@@ -114,14 +114,16 @@ def _show(options: _Options) -> None:
     change_env_kwargs(policy, options.env_kwargs)
     if options.opponents is None:
         opponents: dict[str, Sequence[Player]] = {}
-        players: list[Player] = []
-        if policy.spec.spaces:
-            players += load_players(policy, path, options.device, options.seed)
+        team = load_team(policy, path, options.device, options.seed)
+        players: list[Player] = [*team.others]
+        seats = [team.own]
+        choose: Choose = team.choose
     else:
         given = (options.opponents, options.train_dir, options.device, options.seed)
         opponents = load_opponents(policy, path, *given)
         players = [player for of_opponent in opponents.values() for player in of_opponent]
-    seats = [] if options.opponents is None else _seats(policy)
+        seats = _seats(policy)
+        choose = _choose(policy, len(opponents), seats)
     episodes = options.episodes or max(3, len(opponents) * len(seats))
 
     video = options.video
@@ -144,7 +146,7 @@ def _show(options: _Options) -> None:
         deterministic=options.deterministic,
         make=make,
         others=players,
-        choose=_choose(policy, len(opponents), seats),
+        choose=choose,
         max_steps=options.max_steps,
     )
     for line in _lines(result, policy, list(opponents), seats):
@@ -169,8 +171,6 @@ def _choose(policy: Policy, num_opponents: int, seats: Sequence[Sequence[int]]) 
     spec = policy.spec
 
     def choose(agent: int, episode: int) -> int:
-        if num_opponents == 0:
-            return 1 + spec.kind_of(agent) if spec.spaces else 0
         opponent, seat = _pairing(episode, num_opponents, seats)
         return 0 if agent in seat else 1 + opponent * len(spec.kinds) + spec.kind_of(agent)
 
@@ -186,7 +186,7 @@ def _lines(
         text = f"return {episode_return:.2f}"
         if result.returns_by_agent:
             named = {agent: returns[episode] for agent, returns in result.returns_by_agent.items()}
-            seat: Sequence[int] = policy.spec.own_agents
+            seat: Sequence[int] = seats[0]
             other = "its run"
             if opponents:
                 opponent, seat = _pairing(episode, len(opponents), seats)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Json, PositiveInt
+from pydantic import BaseModel, Json, NonNegativeInt, PositiveInt
 
 import asyncrl.runtime.one_blas_thread  # noqa: F401
 from asyncrl.config.errors import UsageError
@@ -54,7 +54,7 @@ class _Options(BaseModel):
     )
     episodes: PositiveInt = option(100, "number of episodes [default 100]")
     num_envs: PositiveInt = option(8, "environments that are played in parallel [default 8]")
-    seed: int = option(0, "seed of the episodes and of the sampled actions [default 0]")
+    seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
     device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
     env_kwargs: Json[dict[str, Any]] = option(
@@ -230,11 +230,11 @@ def _play(
     policy: Policy, path: Path, options: _Options, make: Callable[[int], gymnasium.Env[Any, Any]] | None
 ) -> EvaluationResult:
     from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_players
+    from asyncrl.evaluation.matches import load_team
 
     env_steps = checkpoints.saved_env_steps(path)
     spec = policy.spec
-    players = load_players(policy, path, options.device, options.seed) if spec.spaces else []
+    team = load_team(policy, path, options.device, options.seed)
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     result = evaluate(
         policy,
@@ -244,11 +244,11 @@ def _play(
         deterministic=options.deterministic,
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
         make=make,
-        others=players,
-        choose=lambda agent, _: 1 + spec.kind_of(agent) if spec.spaces else 0,
+        others=team.others,
+        choose=team.choose,
     )
-    if spec.spaces:
-        result = result.of_agents([spec.agents[agent] for agent in spec.own_agents])
+    if len(team.own) < spec.num_agents:
+        result = result.of_agents([spec.agents[agent] for agent in team.own])
     return dataclasses.replace(result, env_steps=env_steps, checkpoint=str(path))
 
 

@@ -191,21 +191,16 @@ def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
     import torch
 
     from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_players
+    from asyncrl.evaluation.matches import load_team
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)
     policy = load_policy(path)
     spec = policy.spec
-    players = load_players(policy, path, "cpu", 0) if spec.spaces else []
-    result = evaluate(
-        policy,
-        episodes=episodes,
-        others=players,
-        choose=lambda agent, _: 1 + spec.kind_of(agent) if spec.spaces else 0,
-    )
-    if spec.spaces:
-        result = result.of_agents([spec.agents[agent] for agent in spec.own_agents])
+    team = load_team(policy, path, "cpu", 0)
+    result = evaluate(policy, episodes=episodes, others=team.others, choose=team.choose)
+    if len(team.own) < spec.num_agents:
+        result = result.of_agents([spec.agents[agent] for agent in team.own])
     print(result.to_text(), flush=True)
     return {**result.to_data(), "checkpoint": path.name, "env_steps": checkpoints.saved_env_steps(path)}
 

@@ -123,6 +123,11 @@ def test_arguments_of_the_environment_may_differ_from_those_of_the_run(trained, 
         assert (code, out) == (2, "") and problem in err and len(err.splitlines()) == 1
 
 
+def test_a_seed_below_zero_is_refused(trained, capsys):
+    code, out, err = call(capsys, f"--train_dir={trained.path.parent}", "--experiment=run", "--seed=-1")
+    assert (code, out) == (2, "") and "--seed=-1 is not possible" in err and len(err.splitlines()) == 1
+
+
 def test_an_environment_with_other_spaces_than_the_policys_is_refused(tmp_path, capsys):
     path = save_policy(tmp_path / "run" / "checkpoints", 100, 1)
     code, _, err = call(capsys, f"--checkpoint={path}", '--env_kwargs={"size": 2}')

@@ -1,3 +1,5 @@
+import dataclasses
+
 import gymnasium
 import numpy as np
 import pytest
@@ -80,6 +82,14 @@ def test_every_episode_counts_however_long_and_each_environment_gets_its_own_act
     # The reward is 1 at every step only if no row was mixed up, and neither scale nor clip was applied.
     assert result.returns == result.lengths
     assert set(result.lengths) == {1, 40}
+
+
+def test_an_environment_of_tensors_is_made_once():
+    policy = reader()
+    policy.spec = dataclasses.replace(policy.spec, gives_tensors=True)
+    made = []
+    result = evaluate(policy, episodes=5, num_envs=8, make=lambda idx: (made.append(idx), EchoEnv())[1])
+    assert made == [0] and len(result.returns) == 5
 
 
 def test_draws_follow_the_seed_and_the_policy_stays_as_it_was():

@@ -25,9 +25,9 @@ from asyncrl.runtime.checkpoint import Checkpoint
 from asyncrl.runtime.run_folder import MARKER
 
 
-def checkpoint_of(folder: Path, env: str, names_the_bit: bool) -> Path:
+def checkpoint_of(folder: Path, env: str, names_the_bit: bool, **settings: Any) -> Path:
     """A policy of a game of bits that always names its bit, or always the other one."""
-    config = TrainConfig(env=env, encoder_mlp_layers=[], normalize_input=False)
+    config = TrainConfig(env=env, encoder_mlp_layers=[], normalize_input=False, **settings)
     spec = read_spec(make_env(env), env)
     model = ActorCritic(spec, config)
     sign = 50.0 if names_the_bit else -50.0
@@ -134,8 +134,23 @@ def test_mistakes_are_one_sentence(good: Path, tmp_path: Path, capsys: pytest.Ca
     assert "needs an environment of several agents, and CartPole-v1 has one" in capsys.readouterr().err
 
 
+def test_independent_policies_play_their_own_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    own = {"num_policies": 2, "policy_mapping": "independent"}
+    for agent, names_the_bit in enumerate((True, False)):
+        checkpoint_of(run / "checkpoints" / f"policy_{agent}", "agent_envs:opposed", names_the_bit, **own)
+    (run / MARKER).touch()
+    for agent in range(2):
+        assert main([f"--checkpoint={run / 'checkpoints' / f'policy_{agent}'}", "--episodes=4", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["mean_reward"] == 5.0
+    alone = checkpoint_of(tmp_path / "alone", "agent_envs:opposed", True, **own)
+    assert main([f"--checkpoint={alone}"]) == 2
+    assert "plays one agent of several (--policy_mapping=independent)" in capsys.readouterr().err
+
+
 def test_policies_of_one_environment_play_in_another_that_differs_in_nothing_they_see() -> None:
     spec = read_spec(make_env("CartPole-v1"), "CartPole-v1")
     shaped = dataclasses.replace(spec, env_id="other", max_episode_steps=7, reward_shaping=(("bonus", 1.0),))
     assert same_spaces(spec, shaped)
+    assert same_spaces(spec, dataclasses.replace(spec, gives_tensors=True, computes_reward=True))
     assert not same_spaces(spec, dataclasses.replace(spec, action=DiscreteAction(5, 0)))

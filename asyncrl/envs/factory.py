@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -114,7 +115,8 @@ def make_env(
                 raise
             raise UsageError(f"{_unknown_id(env_id, registered_id)} Gymnasium says: {error}") from error
         except TypeError as error:
-            if "unexpected keyword argument" not in str(error):
+            named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if named is None or named[1] not in (*arguments, "render_mode"):
                 raise
             reason = str(error).partition(" was raised from")[0]  # Gymnasium repeats the id and the arguments
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.") from error

@@ -52,7 +52,7 @@ def stats_of_ends(infos: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {
         name: (values, found.get(f"_{name}"))
         for name, values in found.items()
-        if not (name.startswith("_") and name[1:] in found)
+        if not (name.startswith("_") and name[1:] in found) and not isinstance(values, Mapping)
     }
 
 

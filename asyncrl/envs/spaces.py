@@ -171,7 +171,7 @@ def _read_action(space: spaces.Space[Any], env_id: str) -> Action:
 
 def _read_leaf_action(space: spaces.Space[Any], path: Path, env_id: str) -> LeafAction:
     if isinstance(space, spaces.Discrete):
-        return DiscreteAction(n=int(space.n), start=int(space.start))
+        return DiscreteAction(n=int(space.n), start=int(space.start), dtype=np.dtype(space.dtype).name)
     shape, dtype = tuple(int(size) for size in space.shape or ()), np.dtype(space.dtype).name
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and int(np.prod(shape)) > 0:
         num_choices, starts = _choices_of(space)
@@ -206,6 +206,8 @@ def _leaves(space: spaces.Space[Any], whose: str, path: Path = ()) -> Iterator[t
     """All inner spaces other than Dict and Tuple, in order; `whose` begins the message of an error."""
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
+            if not isinstance(key, str):
+                raise UsageError(f"{whose} have {_where(path)}{space}, whose keys must be texts, not {key!r}.")
             yield from _leaves(inner, whose, (*path, key))
     elif isinstance(space, spaces.Tuple):
         for position, inner in enumerate(space.spaces):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -239,12 +239,12 @@ class BoxAction(_Leaf):
 
 @dataclass(frozen=True)
 class DiscreteAction(_Leaf):
-    """`n` choices; the environment's number for choice i is `start + i`."""
+    """`n` choices; the environment's number for choice i is `start + i`, in `dtype`, which makes no other space."""
 
     n: int
     start: int
+    dtype: str = field(default="int64", compare=False)
     shape: ClassVar[tuple[int, ...]] = ()
-    dtype: ClassVar[str] = "int64"
 
     @property
     def num_choices(self) -> tuple[int, ...]:

@@ -181,7 +181,8 @@ def evaluate(
     spec, players = policy.spec, (policy, *others)
     lanes: list[_Lane] = []
     try:
-        num_lanes = min(num_envs, episodes)
+        # A simulator of tensors may take long to start, and much of the device.
+        num_lanes = 1 if spec.gives_tensors else min(num_envs, episodes)
         for idx in range(num_lanes):
             env = make_checked_env(policy.config) if make is None else make(idx)
             make_lane = _AgentsLane if spec.agents else _Lane

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -142,6 +142,63 @@ def play_matches(
     return results
 
 
+class Team(NamedTuple):
+    """Who plays the agents of an environment where no opponent is named, as evaluations in training have it.
+
+    Attributes:
+        others: further policies of the run.
+        player_of: for each agent the number of its player among `(policy, *others)`.
+        own: the agents that the policy plays; all of them if it plays alone.
+    """
+
+    others: list[Policy]
+    player_of: list[int]
+    own: list[int]
+
+    def choose(self, agent: int, episode: int) -> int:
+        """See `evaluate`."""
+        return self.player_of[agent]
+
+
+def load_team(policy: Policy, checkpoint: Path, device: str, seed: int) -> Team:
+    """The team of a policy that was loaded from `checkpoint`.
+
+    With `--policy_mapping=independent` each agent has a policy of its own.
+
+    Raises:
+        UsageError: the checkpoint is in no run's folder, or the run has no checkpoint of a policy that is needed.
+    """
+    spec = policy.spec
+    if policy.config.num_policies > 1 and policy.config.maps_policies == "independent":
+        return _independent_team(policy, checkpoint, device, seed)
+    if not spec.spaces:
+        return Team([], [0] * spec.num_agents, list(range(spec.num_agents)))
+    players = load_players(policy, checkpoint, device, seed)
+    return Team(list(players), [1 + spec.kind_of(agent) for agent in range(spec.num_agents)], spec.own_agents)
+
+
+def _independent_team(policy: Policy, checkpoint: Path, device: str, seed: int) -> Team:
+    run, num_agents = run_of(checkpoint), policy.spec.num_agents
+    folders = [] if run is None else [policy_folder(run / "checkpoints", agent) for agent in range(num_agents)]
+    own = next(
+        (agent for agent, folder in enumerate(folders) if folder.resolve() in checkpoint.resolve().parents), None
+    )
+    if own is None:
+        raise UsageError(
+            f"The policy of {checkpoint} plays one agent of several (--policy_mapping=independent), and the others are "
+            "those of its run: give a checkpoint in the run's folder."
+        )
+    others, player_of = [], [0] * num_agents
+    for agent, folder in enumerate(folders):
+        if agent != own:
+            newest = checkpoints.latest(folder)
+            if newest is None:
+                raise UsageError(f"{folder} has no checkpoint yet: let the run train until it has saved one.")
+            others.append(load_policy(newest, device=device, seed=seed + 1 + agent))
+            player_of[agent] = len(others)
+    return Team(others, player_of, [own])
+
+
 def load_players(policy: Policy, checkpoint: Path, device: str, seed: int) -> list[Policy]:
     """The policies that play all agents together, one for each of the environment's `kinds` of spaces.
 
@@ -180,6 +237,8 @@ def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
         "max_episode_steps": None,
         "is_vectorized": False,
         "resets_within_step": False,
+        "gives_tensors": False,
+        "computes_reward": False,
         "reward_shaping": (),
     }
     first, second = (dataclasses.replace(spec.kinds[0], **irrelevant) for spec in (one, other))

@@ -17,7 +17,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.monitoring.reports import (
@@ -200,6 +200,8 @@ class PolicyFigures:
 
     Attributes:
         episodes: the last training episodes that it played.
+        of_task: those that were begun after the newest message to the environments, which may have changed the task;
+            they choose the best.
         interval: what its learner reported since the last record.
         learner: the newest of these reports.
         best_return: mean return of its best checkpoint; None without one.
@@ -208,15 +210,25 @@ class PolicyFigures:
 
     def __init__(self, episodes: EpisodeStatistics, best_return: float | None) -> None:
         self.episodes = episodes
+        self.of_task = EpisodeStatistics(recent=episodes.recent)
+        self._training_info = 0
         self.interval = Interval()
         self.learner: LearnerReport | None = None
         self.best_return = best_return
         self.best_asked_at = -math.inf
 
+    def note_of_task(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Takes the policy's episodes of a report; returns before a newer message are not comparable with theirs."""
+        newest = max((episode.training_info for episode in episodes), default=0)
+        if newest > self._training_info:
+            self._training_info, self.best_return = newest, None
+            self.of_task = EpisodeStatistics()
+        self.of_task.add([episode for episode in episodes if episode.training_info == self._training_info])
+
     @property
     def best_so_far(self) -> float | None:
         """The mean return of the last training episodes if it is better than that of the best checkpoint."""
-        mean = self.episodes.mean_return
+        mean = self.of_task.mean_return
         if mean is None or not math.isfinite(mean):
             return None
         return mean if self.best_return is None or mean > self.best_return else None
@@ -275,14 +287,15 @@ class Monitor:
         )
         # Episodes and environment steps of all workers, and of each Hogwild worker.
         is_resumed = run.start.before is not None
-        recent = read_episodes(self._folder.episodes) if is_resumed else []
-        self._episodes = EpisodeStatistics(recent=recent)
+        is_same_task = not any(change.startswith("env_kwargs:") for change in run.start.changed_settings)
+        saved = read_episodes(self._folder.episodes) if is_resumed and is_same_task else SavedEpisodes()
+        self._episodes = EpisodeStatistics(recent=saved.of_run)
         self._policies = [PolicyFigures(self._episodes, self._before.best_returns[0])]
         if self._plan.num_policies > 1:
             best_returns = self._before.best_returns
             self._policies = [
                 PolicyFigures(
-                    EpisodeStatistics(recent=[episode for episode in recent if episode.policy_idx == idx]),
+                    EpisodeStatistics(recent=saved.of_policies[idx] if idx < len(saved.of_policies) else ()),
                     best_returns[idx] if idx < len(best_returns) else None,
                 )
                 for idx in range(self._plan.num_policies)
@@ -340,6 +353,8 @@ class Monitor:
             self._interval.add(report)
         if isinstance(report, RolloutReport):
             self._episodes.add(report.episodes, report.env_steps)
+            if self._plan.num_policies == 1:
+                self._policies[0].note_of_task(report.episodes)
             if self._workers:
                 self._workers[report.worker_idx].add(report.episodes, report.env_steps)
             for episode in report.episodes:
@@ -370,7 +385,9 @@ class Monitor:
         """Adds a report to the figures of its policies; what a learner learned does not count for the whole run."""
         if isinstance(report, RolloutReport):
             for idx, figures in enumerate(self._policies):
-                figures.episodes.add([episode for episode in report.episodes if episode.policy_idx == idx])
+                own = [episode for episode in report.episodes if episode.policy_idx == idx]
+                figures.episodes.add(own)
+                figures.note_of_task(own)
         elif isinstance(report, LearnerReport):
             figures = self._policies[report.policy_idx]
             figures.interval.add(report)
@@ -406,7 +423,7 @@ class Monitor:
         found: dict[int, float] = {}
         now = self._clock()
         for policy_idx, figures in enumerate(self._policies if self._best_is_by_training else ()):
-            if now - figures.best_asked_at < _BEST_EVERY_S or len(figures.episodes.recent) < EPISODE_WINDOW:
+            if now - figures.best_asked_at < _BEST_EVERY_S or len(figures.of_task.recent) < EPISODE_WINDOW:
                 continue
             best = figures.best_so_far
             if best is not None:
@@ -486,12 +503,11 @@ class Monitor:
         elif report.kind == "newest":
             self._checkpoint = report.path
             # A run that resumes from this checkpoint continues with this window of episodes.
-            recent = [
-                [each.episode_return, each.length, each.extra_stats, each.policy_idx]
-                for figures in self._policies
-                for each in figures.episodes.recent
-            ]
-            self._write(self._folder.episodes, json.dumps(recent))
+            content: Any = _as_lists(self._episodes.recent)
+            if self._plan.num_policies > 1:
+                of_policies = [_as_lists(figures.episodes.recent) for figures in self._policies]
+                content = {"run": content, "policies": of_policies}
+            self._write(self._folder.episodes, json.dumps(content))
         self._run.notify(Observer.on_checkpoint, report)
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
@@ -629,9 +645,27 @@ def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> fl
     return (end[1] - begin[1]) / (end[0] - begin[0])
 
 
-def read_episodes(path: Path) -> list[EpisodeRecord]:
-    """Reads the saved window of episodes. A missing or damaged file gives none: it only smooths a curve."""
+class SavedEpisodes(NamedTuple):
+    """The windows of episodes of a checkpoint: of the run, and if it has several policies of each of them."""
+
+    of_run: list[EpisodeRecord] = []
+    of_policies: list[list[EpisodeRecord]] = []
+
+
+def read_episodes(path: Path) -> SavedEpisodes:
+    """Reads the saved windows of episodes. A missing or damaged file gives none: it only smooths a curve."""
     try:
-        return [EpisodeRecord(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return []
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, list):
+            return SavedEpisodes(_as_records(content))
+        return SavedEpisodes(_as_records(content["run"]), [_as_records(each) for each in content["policies"]])
+    except (OSError, ValueError, TypeError, KeyError):
+        return SavedEpisodes()
+
+
+def _as_lists(episodes: Iterable[EpisodeRecord]) -> list[list[Any]]:
+    return [[each.episode_return, each.length, each.extra_stats, each.policy_idx] for each in episodes]
+
+
+def _as_records(lists: Iterable[Sequence[Any]]) -> list[EpisodeRecord]:
+    return [EpisodeRecord(*fields) for fields in lists]

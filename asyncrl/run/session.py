@@ -421,7 +421,7 @@ def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_worke
     if saved is not None:
         return dataclasses.replace(saved, status="completed", env_steps=resumption.env_steps)
     state = load_state(resumption.checkpoint)
-    episodes = EpisodeStatistics(recent=read_episodes(folder.episodes))
+    episodes = EpisodeStatistics(recent=read_episodes(folder.episodes).of_run)
     summary = Summary(
         "completed",
         num_workers=num_workers,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from layouts import vector_observation
 
+from asyncrl.config.errors import UsageError
 from asyncrl.envs.actions import ActionAdapter, can_squash, has_own_unit
-from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spaces import read_spec, spec_of_spaces
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
 INF = float("inf")
+OBSERVATION = spaces.Box(-1.0, 1.0, (3,))
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -26,6 +32,27 @@ def test_a_choice_is_counted_from_the_spaces_start() -> None:
     assert choices.tolist() == [0, 2, 1]
     single = adapter.to_env(2)
     assert single == 1 and isinstance(single, np.int64)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_choices_are_in_their_spaces_whatever_its_dtype(dtype: str) -> None:
+    space = spaces.Discrete(3, start=-1, dtype=np.dtype(dtype).type)
+    tree = spaces.Dict({"a": space, "b": spaces.Discrete(2)})
+    of_tree = spec_of_spaces(OBSERVATION, tree, "Some-v0", None)
+    assert space.contains(ActionAdapter(spec_of_spaces(OBSERVATION, space, "Some-v0", None), "raw").to_env(2))
+    adapter = ActionAdapter(of_tree, "raw")
+    assert all(map(tree.contains, adapter.to_env_batch(np.array([[0, 1], [2, 0]]))))
+    assert EnvSpec.from_data(json.loads(json.dumps(of_tree.to_data()))).action.leaves[0].dtype == dtype
+    usual = spaces.Dict({"a": spaces.Discrete(3, start=-1), "b": spaces.Discrete(2)})
+    assert of_tree == spec_of_spaces(OBSERVATION, usual, "Some-v0", None), "what was saved before fits"
+
+
+def test_keys_that_are_no_text_are_refused() -> None:
+    for position in range(2):
+        both: list[Any] = [OBSERVATION, spaces.Discrete(2)]
+        both[position] = spaces.Dict({1: both[position]})  # type: ignore[dict-item]
+        with pytest.raises(UsageError, match="whose keys must be texts, not 1"):
+            spec_of_spaces(*both, "Some-v0", None)
 
 
 def test_a_box_action_is_clipped_only_where_its_bounds_are_finite() -> None:

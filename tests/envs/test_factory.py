@@ -55,6 +55,19 @@ def test_an_exception_of_the_environment_passes_unchanged(own_module: str) -> No
         make_env(own_module, {"size": -1})
 
 
+def test_a_mistake_in_a_constructor_is_not_one_of_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mistaken.py").write_text(
+        "import gymnasium, numpy\n\nclass Env(gymnasium.Env):\n    def __init__(self, size=1):\n"
+        "        self.board = numpy.zeros(3, dtyp=int)\n\ngymnasium.register('Mistaken-v0', Env)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for env_kwargs in ({}, {"size": 2}):
+        with pytest.raises(TypeError, match="dtyp"):
+            make_env("mistaken:Mistaken-v0", env_kwargs)
+
+
 def test_gymnasiums_checker_is_not_wrapped_around_the_environment() -> None:
     assert "EnvChecker" not in str(make_env("CartPole-v1"))
 

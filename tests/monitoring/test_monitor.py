@@ -60,11 +60,12 @@ class Run:
     def __init__(self, path, **settings):
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
         earlier, mislead = settings.pop("earlier", None), settings.pop("training_returns_mislead", False)
+        start = StartPoint(before=earlier, changed_settings=settings.pop("changed", ()))
         hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
         self.folder = RunFolder(path)
         self.clock, self.progress = FakeClock(), FakeProgress()
         observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
-        observed.config, observed.folder, observed.start = TrainConfig(**settings), path, StartPoint(before=earlier)
+        observed.config, observed.folder, observed.start = TrainConfig(**settings), path, start
         num_policies = observed.config.num_policies
         sizes = {"num_workers": 2, "num_agents": 1, "num_policies": num_policies, "dataset_size": 2048}
         observed.plan = SimpleNamespace(lag_bound=77, hogwild=hogwild, replay=None, **sizes)
@@ -348,6 +349,42 @@ def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path)
     by_evaluation = Run(tmp_path, eval_every_env_steps=100)
     by_evaluation.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))
     assert by_evaluation.monitor.take_new_bests() == {}
+
+
+def test_returns_of_another_task_do_not_choose_the_best(tmp_path):
+    run = Run(tmp_path)
+    run.at(4, rollout(0, 64, [EpisodeRecord(500.0, 5)] * 100))
+    run.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
+    same = Run(tmp_path, earlier=ResumedTotals(5000, 70.0))
+    same.at(20)
+    assert same.monitor.take_new_bests() == {0: 500.0}
+    other = Run(tmp_path, earlier=ResumedTotals(5000, 70.0), changed=("env_kwargs: {} -> {'level': 2}",))
+    other.at(20)
+    assert other.monitor.take_new_bests() == {}
+    other.at(40, rollout(0, 64, [EpisodeRecord(120.0, 5)] * 100))
+    assert other.monitor.take_new_bests() == {0: 120.0}
+
+
+def test_the_best_of_a_stage_of_a_curriculum_is_not_that_of_an_easier_one(tmp_path):
+    run = Run(tmp_path)
+    run.at(20, rollout(0, 64, [EpisodeRecord(500.0, 5)] * 100))
+    assert run.monitor.take_new_bests() == {0: 500.0}
+    run.monitor.handle(CheckpointReport("best/a", 100, None, "best", 500.0))
+    harder = [EpisodeRecord(90.0, 5, training_info=1)] * 99 + [EpisodeRecord(500.0, 5)] * 3
+    run.at(40, rollout(0, 64, harder))
+    assert run.monitor.take_new_bests() == {}, "99 of the new stage"
+    run.at(60, rollout(0, 64, [EpisodeRecord(90.0, 5, training_info=1)]))
+    assert run.monitor.take_new_bests() == {0: 90.0}
+
+
+def test_a_resumed_run_of_several_policies_has_its_own_window(tmp_path):
+    run = Run(tmp_path, num_policies=2, policy_mapping="random")
+    episodes = [EpisodeRecord(100.0 * (number % 2), 5, policy_idx=number % 2) for number in range(300)]
+    run.at(4, rollout(0, 64, episodes))
+    run.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
+    resumed = Run(tmp_path, num_policies=2, policy_mapping="random", earlier=ResumedTotals(5000, 70.0, (None, None)))
+    assert resumed.monitor._episodes.mean_return == 50.0
+    assert [figures.episodes.mean_return for figures in resumed.monitor._policies] == [0.0, 100.0]
 
 
 @pytest.mark.parametrize(("asked", "is_chosen"), [("auto", False), ("train", True)])
