@@ -442,7 +442,7 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         text = f"--serial_mode=True runs in one process, not as {plan.num_ranks} ranks."
         yield _problem("serial_mode", text, "--serial_mode=False", "to start it without torchrun")
     if config.checkpoint_resets:
-        text = f"--checkpoint_resets=True begins anew at each checkpoint of one process, not of {plan.num_ranks} ranks."
+        text = f"--checkpoint_resets=True recreates one process at each checkpoint, not {plan.num_ranks} ranks."
         yield _problem("checkpoint_resets", text, "--checkpoint_resets=False", "to start it without torchrun")
     if config.max_learner_restarts > 0:
         text = "--max_learner_restarts restarts one learner, but several ranks must be restarted together."

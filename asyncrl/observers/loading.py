@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
@@ -12,6 +13,8 @@ from asyncrl.config.flags import nearest_hint
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.errors import environment_traceback
 from asyncrl.observers.observer import Observer
+
+log = logging.getLogger(__name__)
 
 GROUP = "asyncrl.callbacks"
 """Group of entry points: `NAME = "package.module:Class"` in a package's metadata registers the name."""
@@ -68,6 +71,6 @@ def _checked(name: str, found: Any) -> Any:
                 f"--callbacks={name} needs arguments ({error}): give a function or a subclass of your own that makes "
                 "it, or pass the object to asyncrl.Trainer."
             ) from error
-        except ValueError:  # a callable of an extension module that tells no signature
-            pass
+        except ValueError:
+            log.debug("--callbacks=%s has no signature that can be read; it is called as it is", name)
     return found

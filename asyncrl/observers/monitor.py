@@ -648,8 +648,8 @@ def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> fl
 class SavedEpisodes(NamedTuple):
     """The windows of episodes of a checkpoint: of the run, and if it has several policies of each of them."""
 
-    of_run: list[EpisodeRecord] = []
-    of_policies: list[list[EpisodeRecord]] = []
+    of_run: Sequence[EpisodeRecord] = ()
+    of_policies: Sequence[Sequence[EpisodeRecord]] = ()
 
 
 def read_episodes(path: Path) -> SavedEpisodes:

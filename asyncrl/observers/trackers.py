@@ -266,7 +266,7 @@ class Tracker(Observer):
         settings = config.model_dump(mode="json", exclude=set(OF_ONE_START))
         folder = run.folder / "trackers"
         info = TrackedRunInfo(run.folder.name, config.track_project, settings, folder, config.quiet)
-        # Without a checkpoint the run begins anew under the same id.
+        # A run that ended before its first checkpoint starts again at step 0, under the same id.
         goes_on = run.start.before is not None or (folder / f"{self._name}_id").exists()
         self._thread = threading.Thread(
             target=self._work, args=(info, self._calls, self._errors), name=self._name, daemon=True

@@ -67,7 +67,7 @@ class PolicyMapping:
         return self.policy_idx < self._num_policies
 
     def note_reset(self, env: int) -> None:
-        """Notes that all agents of an environment of the split begin anew."""
+        """Notes that an environment of the split was reset: the next episodes of all its agents are of another game."""
 
     def end(self, column: int, episode_return: float) -> int | None:
         """Notes that the episode of a column has ended; returns the policy that played it, None for an opponent."""

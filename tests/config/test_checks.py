@@ -400,7 +400,7 @@ def test_ranks_do_not_begin_anew_at_checkpoints() -> None:
     settings |= {"checkpoint_resets": True, "save_every_env_steps": 1000}
     assert problems(**settings) == []
     problem = only(problems(Machine(cores=16, num_ranks=2), **settings))
-    assert problem.settings == ("checkpoint_resets",) and "not of 2 ranks" in problem.text
+    assert problem.settings == ("checkpoint_resets",) and "not 2 ranks" in problem.text
 
 
 def test_priorities_are_those_of_one_learner() -> None:

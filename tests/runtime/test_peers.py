@@ -124,6 +124,8 @@ def test_who_was_suspended_has_heard_nothing_and_goes_on(
             time.sleep(0.2)
         first.check()
         second.check()
+        assert (first._failure, second._failure) == (None, None)
+        assert max(first._silences_s[1], second._silences_s[0], first._store_silence_s) < peers.SILENCE_S
 
 
 def test_settings_may_take_as_long_as_the_first_rank_lives(

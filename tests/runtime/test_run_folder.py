@@ -159,7 +159,8 @@ def test_a_process_that_a_callback_forked_does_not_keep_the_lock(train_dir):
     process.start()
     try:
         folder.close()
-        RunFolder.create(str(train_dir), "run", "overwrite").close()
+        with RunFolder.create(str(train_dir), "run", "overwrite") as again:
+            assert process.is_alive() and (again.path / ".lock").read_text() == f"{os.getpid()}\n"
     finally:
         process.kill()
         process.join()

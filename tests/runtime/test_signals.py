@@ -84,7 +84,9 @@ def test_a_handler_that_was_not_set_from_python_is_left_behind(monkeypatch: pyte
         patch.setattr(signal, "signal", install_over_c)
         stop = StopSignals()
         stop.__enter__()
+    ours = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     stop.__exit__(None, None, None)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == ours != before
     for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
         signal.signal(number, handler)
 
