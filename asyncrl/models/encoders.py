@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout, ObservationPart, image_axes, image_size
 from asyncrl.models.activations import ACTIVATIONS
+from asyncrl.models.products import linear
 
 _BYTE_SCALE = 1.0 / 255.0
 _SMALLEST_FOR_NATURE = 36

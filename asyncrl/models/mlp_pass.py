@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.models import products
 from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.stacked_mlp import LAYER_NORM_EPS, StackedLayer
 
@@ -81,7 +82,7 @@ class MlpPass:
             self._buffers[batch_size] = [_make_tape(layer, batch_size) for layer in hidden], last
         self._current, self._last = self._buffers[batch_size]
         for layer, tape in zip(hidden, self._current, strict=True):
-            torch.baddbmm(layer.bias, features, layer.weight, out=tape.product)
+            products.baddbmm(layer.bias, features, layer.weight, out=tape.product)
             if layer.norm_weight is not None and layer.norm_bias is not None:
                 normalized = torch.native_layer_norm(tape.product, tape.product.shape[-1:], None, None, LAYER_NORM_EPS)
                 tape.normalized, tape.mean, tape.scale = normalized
@@ -124,11 +125,11 @@ class MlpPass:
             if layer.norm_weight is not None:
                 gradient = _through_norm(gradient, layer.norm_weight, self._current[depth], own)
             if own is not None:
-                torch.bmm(features[depth].transpose(1, 2), gradient, out=own.weight)
+                products.bmm(features[depth].transpose(1, 2), gradient, out=own.weight)
                 torch.sum(gradient, 1, keepdim=True, out=own.bias)
             if depth > 0:
                 below = self._current[depth - 1].gradient[:, :rows]
-                gradient = torch.bmm(gradient, layer.weight.transpose(1, 2), out=below)
+                gradient = products.bmm(gradient, layer.weight.transpose(1, 2), out=below)
         return None if inputs is None else torch.bmm(gradient, layers[0].weight[:, inputs].transpose(1, 2))
 
 

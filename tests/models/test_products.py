@@ -1,0 +1,115 @@
+"""`products`: equal to PyTorch's own operators, whichever library multiplies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from asyncrl.models import products
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.skipif(not HAS_ONEDNN, reason="needs oneDNN"))])
+def by_onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Multiplies by the library of the parameter, and small matrices, too."""
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: request.param)
+    monkeypatch.setattr(products, "SMALLEST_FOR_ONEDNN", 0)
+    is_onednn: bool = request.param
+    return is_onednn
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the inputs that oneDNN multiplies."""
+    shapes: list[tuple[int, ...]] = []
+    multiply = products._onednn_linear
+
+    def record(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append(tuple(inputs.shape))
+        return multiply(inputs, weight, bias)
+
+    monkeypatch.setattr(products, "_onednn_linear", record)
+    return shapes
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("num_networks", [1, 2])
+def test_batched_products(
+    by_onednn: bool, is_transposed: bool, num_networks: int, calls: list[tuple[int, ...]]
+) -> None:
+    left = torch.randn(num_networks, 7, 5).transpose(1, 2) if is_transposed else torch.randn(num_networks, 5, 7)
+    right = torch.randn(num_networks, 3, 7).transpose(1, 2) if is_transposed else torch.randn(num_networks, 7, 3)
+    bias = torch.randn(num_networks, 1, 3)
+    out = torch.full((num_networks, 5, 3), torch.nan)
+    assert products.bmm(left, right, out=out) is out
+    torch.testing.assert_close(out, torch.bmm(left, right))
+    assert products.baddbmm(bias, left, right, out=out) is out
+    torch.testing.assert_close(out, torch.bmm(left, right) + bias)
+    assert len(calls) == (2 * num_networks if by_onednn else 0)
+
+
+def test_one_input_for_all_networks_and_some_columns_of_a_weight(by_onednn: bool) -> None:
+    """As passes give them: an expanded input, rows of a buffer, columns of a weight."""
+    inputs, weight = torch.randn(5, 7), torch.randn(2, 9, 4)
+    out = torch.empty(2, 8, 4)[:, :5]
+    products.bmm(inputs.expand(2, 5, 7), weight[:, 2:], out=out)
+    torch.testing.assert_close(out, torch.stack([inputs @ weight[0, 2:], inputs @ weight[1, 2:]]))
+
+
+def test_gradients_of_a_linear_layer(by_onednn: bool, calls: list[tuple[int, ...]]) -> None:
+    given = [torch.randn(6, 5), torch.randn(4, 5), torch.randn(4)]
+    gradients = []
+    for compute in (products.linear, functional.linear):
+        inputs, weight, bias = (tensor.clone().requires_grad_() for tensor in given)
+        outputs = compute(inputs, weight, bias)
+        outputs.square().sum().backward()
+        gradients.append((outputs.detach(), inputs.grad, weight.grad, bias.grad))
+    for own, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(own, expected)
+    assert len(calls) == (3 if by_onednn else 0)
+
+
+def test_inputs_without_gradient_cost_no_product(by_onednn: bool, calls: list[tuple[int, ...]]) -> None:
+    weight, bias = torch.randn(4, 5, requires_grad=True), torch.randn(4, requires_grad=True)
+    products.linear(torch.randn(6, 5), weight, bias).sum().backward()
+    assert len(calls) == (2 if by_onednn else 0)
+
+
+@pytest.mark.parametrize("case", ["float64", "autocast", "small", "three dimensions"])
+def test_what_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, ...]]) -> None:
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    if case != "small":
+        monkeypatch.setattr(products, "SMALLEST_FOR_ONEDNN", 0)
+    dtype = torch.float64 if case == "float64" else torch.float32
+    inputs, weight, bias = torch.randn(6, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype), torch.zeros(4, dtype=dtype)
+    inputs = inputs.expand(2, 6, 5) if case == "three dimensions" else inputs
+    with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+        outputs = products.linear(inputs, weight, bias)
+        torch.testing.assert_close(outputs, functional.linear(inputs, weight, bias))
+    assert outputs.dtype == (torch.bfloat16 if case == "autocast" else dtype)
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("cpu_info", "capability", "expected"),
+    [
+        ("vendor_id\t: AuthenticAMD\n", "AVX512", True),
+        ("vendor_id\t: AuthenticAMD\n", "AVX2", False),
+        ("vendor_id\t: GenuineIntel\n", "AVX512", False),
+        (None, "AVX512", False),
+    ],
+)
+@pytest.mark.skipif(not HAS_ONEDNN or not torch.backends.mkl.is_available(), reason="needs MKL and oneDNN")
+def test_the_choice_follows_from_the_processor(
+    cpu_info: str | None, capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if cpu_info is not None:
+        (tmp_path / "cpuinfo").write_text(cpu_info)
+    monkeypatch.setattr(products, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert products.onednn_is_faster.__wrapped__() is expected
