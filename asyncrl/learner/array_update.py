@@ -21,6 +21,7 @@ from asyncrl.config.algorithms import imported
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
+from asyncrl.models import products
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import Columns, FloatArray, array_of
 from asyncrl.models.distributions import (
@@ -191,7 +192,7 @@ class ArrayEncoder:
         features = self._features
         features[0] = floats[:, self._columns]
         for depth, layer in enumerate(layers):
-            outputs = np.dot(features[depth], layer.weight.T, out=features[depth + 1])
+            outputs = products.dot(features[depth], layer.weight.T, out=features[depth + 1])
             outputs += layer.bias
             self._activate(outputs, outputs)
         return features[-1]
@@ -201,10 +202,10 @@ class ArrayEncoder:
         for depth in reversed(range(len(self._layers))):
             layer, features = self._layers[depth], self._features
             self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(features[depth + 1]))
-            np.dot(gradient.T, features[depth], out=layer.weight_gradient)
+            products.dot(gradient.T, features[depth], out=layer.weight_gradient)
             np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
             if depth > 0:
-                gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
+                gradient = products.dot(gradient, layer.weight, out=self._gradients[depth])
 
 
 def _relu(features: FloatArray, out: FloatArray) -> None:

@@ -11,10 +11,14 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
+
+FloatArray = npt.NDArray[np.float32]
 
 SMALLEST_FOR_ONEDNN = 2**21
 """Multiplications of one product of matrices from which on oneDNN is faster: a call of it takes longer."""
@@ -37,6 +41,15 @@ def baddbmm(bias: Tensor, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
         return torch.baddbmm(bias, left, right, out=out)
     for one_bias, one_left, one_right, one_out in zip(bias, left, right, out, strict=True):
         one_out.copy_(_onednn_linear(one_left, one_right.t(), one_bias[0]))
+    return out
+
+
+def dot(left: FloatArray, right: FloatArray, out: FloatArray) -> FloatArray:
+    """Writes `left @ right` to `out: [M, N]`, for float32 arrays `left: [M, L]` and `right: [L, N]`; returns it."""
+    if left.size * right.shape[1] < SMALLEST_FOR_ONEDNN or not onednn_is_faster():
+        return np.dot(left, right, out=out)
+    product = _onednn_linear(torch.from_numpy(left), torch.from_numpy(right.T), None)
+    torch.from_numpy(out).copy_(product)
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -59,6 +60,18 @@ def test_one_input_for_all_networks_and_some_columns_of_a_weight(by_onednn: bool
     out = torch.empty(2, 8, 4)[:, :5]
     products.bmm(inputs.expand(2, 5, 7), weight[:, 2:], out=out)
     torch.testing.assert_close(out, torch.stack([inputs @ weight[0, 2:], inputs @ weight[1, 2:]]))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_products_of_arrays(by_onednn: bool, is_transposed: bool, calls: list[tuple[int, ...]]) -> None:
+    rng = np.random.default_rng(0)
+    left, right = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 7), (7, 3)))
+    if is_transposed:
+        left, right = left.T.copy().T, right.T.copy().T
+    out = np.full((5, 3), np.nan, np.float32)
+    assert products.dot(left, right, out=out) is out
+    np.testing.assert_allclose(out, np.dot(left, right), rtol=1e-5, atol=1e-6)
+    assert len(calls) == by_onednn
 
 
 def test_gradients_of_a_linear_layer(by_onednn: bool, calls: list[tuple[int, ...]]) -> None:
