@@ -533,8 +533,10 @@ class OnPolicyLearner:
             parameters: [N, P], of the policy's distributions, if they are known.
         """
         rows = samples
-        if parameters is None:
+        if parameters is None and self._recurrence:
             (parameters, _), rows = self._run_rows(samples)
+        elif parameters is None:
+            parameters, _ = self._run_whole(samples.inputs, None, None)
         log_prob = self.model.distribution.log_prob(parameters, rows.action)
         weight = behaviour_weights(log_prob - rows.log_prob, self._config.behaviour_weight_cap)
         fields = {"action_parameters": parameters, "log_prob": log_prob, "weight": weight}
@@ -580,27 +582,39 @@ class OnPolicyLearner:
     def _has_same_inputs(self) -> bool:
         """Whether a pass over all observations gives what training computes for each sample.
 
-        That is not so if each sample's numbers are normalized with the statistics of its behaviour policy, if sequences
-        begin with stored states, or if training has another precision.
+        That is not so if each sample's numbers are normalized with the statistics of its behaviour policy, or if
+        sequences begin with stored states.
         """
         model = self.model
         has_numbers = model.normalizes_obs and any(model.layout.normalized)
-        return not has_numbers and not self._recurrence and self._config.precision != "bf16"
+        return not has_numbers and not self._recurrence
 
-    def _run_whole(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+    def _run_whole(self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None) -> ForwardResult:
         """As `_run`, of a whole dataset and without gradients: images, which fill much memory, part by part."""
         if inputs.pixels is None or self._recurrence:
             return self._run(inputs, rnn_state, begins)
         parts = zip(
             torch.split(inputs.floats, _IMAGES_AT_ONCE), torch.split(inputs.pixels, _IMAGES_AT_ONCE), strict=True
         )
-        results = [self.model.forward(*part) for part in parts]
+        results = [self._run(Inputs(*part), None, None) for part in parts]
         return ForwardResult(*(torch.cat(fields) for fields in zip(*results, strict=True)))
 
     def _run(
         self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, num_pieces: int = 0
     ) -> ForwardResult:
-        """The model's outputs for rows of observations; a recurrent model begins with these states."""
+        """The model's outputs for rows of observations, in the precision of the run, as float32.
+
+        A recurrent model begins with these states.
+        """
+        if self._config.precision != "bf16":
+            return self._forward(inputs, rnn_state, begins, num_pieces)
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            parameters, values = self._forward(inputs, rnn_state, begins, num_pieces)
+        return ForwardResult(parameters.float(), values.float())
+
+    def _forward(
+        self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, num_pieces: int
+    ) -> ForwardResult:
         if not self._recurrence:
             return self.model.forward(*inputs)
         assert rnn_state is not None and begins is not None
@@ -677,11 +691,7 @@ class OnPolicyLearner:
             fields = batch._replace(rnn_state=None, begins=None).non_null_fields()
             rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields.items()})
             begins = begins.t()
-        if self._config.precision != "bf16":
-            return self._run(rows.inputs, batch.rnn_state, begins, num_pieces), rows
-        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            parameters, values = self._run(rows.inputs, batch.rnn_state, begins, num_pieces)
-        return ForwardResult(parameters.float(), values.float()), rows
+        return self._run(rows.inputs, batch.rnn_state, begins, num_pieces), rows
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Takes one step down the gradient, unless it or `loss` is not finite; returns its norm before clipping."""

@@ -597,7 +597,10 @@ def test_numbers_that_the_host_knows_already_change_nothing() -> None:
     assert torch.equal(*(learner.publication() for learner in learners))
 
 
-@pytest.mark.parametrize("settings", [{}, {"algo": "a2c", "num_epochs": 1, "with_vtrace": True}], ids=["ppo", "vtrace"])
+VTRACE = {"algo": "a2c", "num_epochs": 1, "with_vtrace": True}
+
+
+@pytest.mark.parametrize("settings", [{}, VTRACE, {"precision": "bf16"}], ids=["ppo", "vtrace", "bf16"])
 def test_one_pass_over_images_gives_what_separate_passes_give(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,8 +635,13 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
             num_rows.append(sum(rows))
         monkeypatch.undo()
         assert learner._has_same_inputs and num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
-        for name, found in prepared[0].samples.non_null_fields().items():
+        samples = prepared[0].samples
+        for name, found in samples.non_null_fields().items():
             torch.testing.assert_close(found, getattr(prepared[1].samples, name), rtol=1e-4, atol=1e-5)
+        (parameters, _), _ = learner._run_rows(samples)
+        if config.algorithm.uses_ratio:  # in training the first ratio is 1, in reduced precision, too
+            log_prob = learner.model.distribution.log_prob(parameters, samples.action)
+            torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, rtol=1e-4, atol=1e-5)
         assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
 

@@ -99,8 +99,15 @@ def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], a
     image = torch.rand(2, *shape)
     channels_first = {2: (0, 1, 2), 3: (0, 3, 1, 2) if shape[-1] == 3 else (0, 1, 2, 3), 4: (0, 1, 4, 2, 3)}[len(shape)]
     stacked = image.permute(channels_first).reshape(2, -1, 12, 10)
-    expected = encoder.head(encoder.stack(stacked).flatten(1))
+    expected = encoder.head(torch.relu(encoder.stack(stacked)).flatten(1))
     torch.testing.assert_close(encoder(image.flatten(1)), expected)
+
+
+@pytest.mark.parametrize("shape", [(12, 10, 3), (3, 12, 10)])
+def test_bytes_of_an_image_are_scaled_by_their_largest_value(shape: tuple[int, ...]) -> None:
+    encoder = ConvEncoder(image_part(shape), TrainConfig())
+    image = torch.randint(0, 256, (2, int(np.prod(shape))), dtype=torch.uint8)
+    torch.testing.assert_close(encoder(image), encoder(image / 255.0))
 
 
 @pytest.mark.parametrize("architecture", ["nature", "impala"])
