@@ -202,7 +202,7 @@ class ArrayEncoder:
         for depth in reversed(range(len(self._layers))):
             layer, features = self._layers[depth], self._features
             self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(features[depth + 1]))
-            products.dot(gradient.T, features[depth], out=layer.weight_gradient)
+            products.dot_of_rows(gradient, features[depth], out=layer.weight_gradient)
             np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
             if depth > 0:
                 gradient = products.dot(gradient, layer.weight, out=self._gradients[depth])

@@ -23,11 +23,18 @@ FloatArray = npt.NDArray[np.float32]
 SMALLEST_FOR_ONEDNN = 2**21
 """Multiplications of one product of matrices from which on oneDNN is faster: a call of it takes longer."""
 
+FEWEST_ROWS_FOR_ONEDNN = 8
+"""Rows of a product's result, or of what is summed over, from which on oneDNN is faster."""
+
+_SIZES_IN_AN_OCTAVE_LOG2 = 4
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def bmm(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Writes `left @ right` to `out: [K, M, N]`, for `left: [K, M, L]` and `right: [K, L, N]`; returns it."""
+    """Writes `left @ right` to `out: [K, M, N]`, for `left: [K, M, L]` and `right: [K, L, N]`; returns it.
+
+    The sizes should be always the same.
+    """
     if not _is_for_onednn(left, right.shape[2]):
         return torch.bmm(left, right, out=out)
     for one_left, one_right, one_out in zip(left, right, out, strict=True):
@@ -36,7 +43,10 @@ def bmm(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def baddbmm(bias: Tensor, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Writes `left @ right + bias` to `out: [K, M, N]`, for `bias: [K, 1, N]`; returns it."""
+    """Writes `left @ right + bias` to `out: [K, M, N]`, for `bias: [K, 1, N]`; returns it.
+
+    The sizes should be always the same.
+    """
     if not _is_for_onednn(left, right.shape[2]):
         return torch.baddbmm(bias, left, right, out=out)
     for one_bias, one_left, one_right, one_out in zip(bias, left, right, out, strict=True):
@@ -45,21 +55,44 @@ def baddbmm(bias: Tensor, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def dot(left: FloatArray, right: FloatArray, out: FloatArray) -> FloatArray:
-    """Writes `left @ right` to `out: [M, N]`, for float32 arrays `left: [M, L]` and `right: [L, N]`; returns it."""
-    if left.size * right.shape[1] < SMALLEST_FOR_ONEDNN or not onednn_is_faster():
-        return np.dot(left, right, out=out)
-    product = _onednn_linear(torch.from_numpy(left), torch.from_numpy(right.T), None)
+    """Writes `left @ right` to `out: [R, N]`, for arrays `left: [R, L]` and `right: [L, N]`; returns it.
+
+    The number of rows R may change from call to call.
+    """
+    rows = _rows_for_onednn(len(left), right.size)
+    if rows > 0:
+        product = _onednn_linear(torch.from_numpy(left[:rows]), torch.from_numpy(right.T), None)
+        torch.from_numpy(out[:rows]).copy_(product)
+    if rows < len(left):
+        np.dot(left[rows:], right, out=out[rows:])
+    return out
+
+
+def dot_of_rows(left: FloatArray, right: FloatArray, out: FloatArray) -> FloatArray:
+    """Writes `left.T @ right` to `out: [M, N]`, for arrays `left: [R, M]` and `right: [R, N]`; returns it.
+
+    The number of rows R may change from call to call.
+    """
+    rows = _rows_for_onednn(len(left), out.size)
+    if rows == 0:
+        return np.dot(left.T, right, out=out)
+    product = _onednn_linear(torch.from_numpy(left[:rows].T), torch.from_numpy(right[:rows].T), None)
     torch.from_numpy(out).copy_(product)
+    if rows < len(left):
+        out += np.dot(left[rows:].T, right[rows:])
     return out
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`inputs @ weight.t() + bias`, `[M, N]`, for `inputs: [M, L]` and `weight: [N, L]`; autograd differentiates it."""
-    # Compilers and autocast know PyTorch's own operator.
+    """`inputs @ weight.t() + bias`, `[R, N]`, for `inputs: [R, L]` and `weight: [N, L]`; autograd differentiates it.
+
+    The number of rows R may change from call to call.
+    """
+    # Compilers, autocast and transforms of functions know PyTorch's own operator.
     is_special = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     if is_special or inputs.dim() != 2 or not _is_for_onednn(inputs, weight.shape[0]):
         return functional.linear(inputs, weight, bias)
-    if torch.is_autocast_enabled(inputs.device.type):
+    if torch.is_autocast_enabled(inputs.device.type) or torch._C._are_functorch_transforms_active():
         return functional.linear(inputs, weight, bias)
     outputs: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
     return outputs
@@ -71,17 +104,37 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return _onednn_linear(inputs, weight, bias)
+        return _times(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
+        bias_gradient = gradient.sum(0) if needs_bias else None
+        if torch.is_grad_enabled():  # these gradients will be differentiated
+            of_inputs = gradient @ weight if needs_inputs else None
+            return of_inputs, gradient.t() @ inputs if needs_weight else None, bias_gradient
         return (
-            _onednn_linear(gradient, weight.t(), None) if needs_inputs else None,
-            _onednn_linear(gradient.t(), inputs.t(), None) if needs_weight else None,
-            gradient.sum(0) if needs_bias else None,
+            _times(gradient, weight.t(), None) if needs_inputs else None,
+            _times_of_rows(gradient, inputs) if needs_weight else None,
+            bias_gradient,
         )
+
+
+def _times(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`inputs @ weight.t() + bias`."""
+    rows = _rows_for_onednn(len(inputs), weight.numel())
+    product = _onednn_linear(inputs[:rows], weight, bias)
+    if rows == len(inputs):
+        return product
+    return torch.cat((product, functional.linear(inputs[rows:], weight, bias)))
+
+
+def _times_of_rows(left: Tensor, right: Tensor) -> Tensor:
+    """`left.t() @ right`."""
+    rows = _rows_for_onednn(len(left), left.shape[1] * right.shape[1])
+    product = _onednn_linear(left[:rows].t(), right[:rows].t(), None)
+    return product if rows == len(left) else product.addmm_(left[rows:].t(), right[rows:])
 
 
 @functools.cache
@@ -96,9 +149,21 @@ def onednn_is_faster() -> bool:
 
 def _is_for_onednn(left: Tensor, num_out: int) -> bool:
     """Whether oneDNN is to multiply matrices `[M, L]`, the last dimensions of `left`, and `[L, num_out]`."""
-    if left.shape[-2] * left.shape[-1] * num_out < SMALLEST_FOR_ONEDNN:
+    rows, size = left.shape[-2], left.shape[-1] * num_out
+    if rows < FEWEST_ROWS_FOR_ONEDNN or rows * size < SMALLEST_FOR_ONEDNN:
         return False
     return left.dtype == torch.float32 and left.device.type == "cpu" and onednn_is_faster()
+
+
+def _rows_for_onednn(rows: int, size: int) -> int:
+    """How many of the rows of a product with `rows * size` multiplications oneDNN multiplies: few different numbers.
+
+    oneDNN keeps a kernel of about 0.7 MB for each shape, and a dataset of PPO has any number of valid rows.
+    """
+    if rows < FEWEST_ROWS_FOR_ONEDNN or rows * size < SMALLEST_FOR_ONEDNN or not onednn_is_faster():
+        return 0
+    step = 1 << max(0, rows.bit_length() - 1 - _SIZES_IN_AN_OCTAVE_LOG2)
+    return rows // step * step
 
 
 def _onednn_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -12,6 +12,9 @@ from torch.nn import functional
 
 from asyncrl.models import products
 
+ROWS = [5, 9, 37]
+"""Too few for oneDNN, all of which it multiplies, and with a rest."""
+
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -43,10 +46,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_batched_products(
     by_onednn: bool, is_transposed: bool, num_networks: int, calls: list[tuple[int, ...]]
 ) -> None:
-    left = torch.randn(num_networks, 7, 5).transpose(1, 2) if is_transposed else torch.randn(num_networks, 5, 7)
+    left = torch.randn(num_networks, 7, 9).transpose(1, 2) if is_transposed else torch.randn(num_networks, 9, 7)
     right = torch.randn(num_networks, 3, 7).transpose(1, 2) if is_transposed else torch.randn(num_networks, 7, 3)
     bias = torch.randn(num_networks, 1, 3)
-    out = torch.full((num_networks, 5, 3), torch.nan)
+    out = torch.full((num_networks, 9, 3), torch.nan)
     assert products.bmm(left, right, out=out) is out
     torch.testing.assert_close(out, torch.bmm(left, right))
     assert products.baddbmm(bias, left, right, out=out) is out
@@ -56,26 +59,30 @@ def test_batched_products(
 
 def test_one_input_for_all_networks_and_some_columns_of_a_weight(by_onednn: bool) -> None:
     """As passes give them: an expanded input, rows of a buffer, columns of a weight."""
-    inputs, weight = torch.randn(5, 7), torch.randn(2, 9, 4)
-    out = torch.empty(2, 8, 4)[:, :5]
-    products.bmm(inputs.expand(2, 5, 7), weight[:, 2:], out=out)
+    inputs, weight = torch.randn(8, 7), torch.randn(2, 9, 4)
+    out = torch.empty(2, 9, 4)[:, :8]
+    products.bmm(inputs.expand(2, 8, 7), weight[:, 2:], out=out)
     torch.testing.assert_close(out, torch.stack([inputs @ weight[0, 2:], inputs @ weight[1, 2:]]))
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_products_of_arrays(by_onednn: bool, is_transposed: bool, calls: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize("rows", ROWS)
+def test_products_of_arrays(by_onednn: bool, rows: int, is_transposed: bool, calls: list[tuple[int, ...]]) -> None:
     rng = np.random.default_rng(0)
-    left, right = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 7), (7, 3)))
+    left, right, gradient = (rng.normal(size=size).astype(np.float32) for size in ((rows, 7), (7, 3), (rows, 3)))
     if is_transposed:
-        left, right = left.T.copy().T, right.T.copy().T
-    out = np.full((5, 3), np.nan, np.float32)
+        left, right, gradient = left.T.copy().T, right.T.copy().T, gradient.T.copy().T
+    out, of_rows = np.full((rows, 3), np.nan, np.float32), np.full((7, 3), np.nan, np.float32)
     assert products.dot(left, right, out=out) is out
-    np.testing.assert_allclose(out, np.dot(left, right), rtol=1e-5, atol=1e-6)
-    assert len(calls) == by_onednn
+    assert products.dot_of_rows(left, gradient, out=of_rows) is of_rows
+    np.testing.assert_allclose(out, np.dot(left, right), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_rows, np.dot(left.T, gradient), rtol=1e-5, atol=1e-5)
+    assert len(calls) == (2 if by_onednn and rows >= 8 else 0)
 
 
-def test_gradients_of_a_linear_layer(by_onednn: bool, calls: list[tuple[int, ...]]) -> None:
-    given = [torch.randn(6, 5), torch.randn(4, 5), torch.randn(4)]
+@pytest.mark.parametrize("rows", ROWS)
+def test_gradients_of_a_linear_layer(by_onednn: bool, rows: int, calls: list[tuple[int, ...]]) -> None:
+    given = [torch.randn(rows, 5), torch.randn(4, 5), torch.randn(4)]
     gradients = []
     for compute in (products.linear, functional.linear):
         inputs, weight, bias = (tensor.clone().requires_grad_() for tensor in given)
@@ -84,23 +91,59 @@ def test_gradients_of_a_linear_layer(by_onednn: bool, calls: list[tuple[int, ...
         gradients.append((outputs.detach(), inputs.grad, weight.grad, bias.grad))
     for own, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(own, expected)
-    assert len(calls) == (3 if by_onednn else 0)
+    assert len(calls) == (3 if by_onednn and rows >= 8 else 0)
+
+
+def test_gradients_of_gradients(by_onednn: bool) -> None:
+    weight = torch.randn(4, 5, dtype=torch.float32)
+    penalties = []
+    for compute in (products.linear, functional.linear):
+        own, inputs = weight.clone().requires_grad_(), torch.ones(9, 5, requires_grad=True)
+        (by_inputs,) = torch.autograd.grad(compute(inputs, own, torch.zeros(4)).sum(), inputs, create_graph=True)
+        by_inputs.square().sum().backward()
+        penalties.append(own.grad)
+    torch.testing.assert_close(*penalties)
+
+
+def test_transforms_of_functions(by_onednn: bool) -> None:
+    weight, bias, inputs = torch.randn(4, 5), torch.randn(4), torch.randn(3, 9, 5)
+    found = torch.func.vmap(lambda each: products.linear(each, weight, bias))(inputs)
+    torch.testing.assert_close(found, functional.linear(inputs, weight, bias))
+    gradient = torch.func.grad(lambda own: products.linear(inputs[0], own, bias).square().sum())(weight)
+    torch.testing.assert_close(gradient, 2.0 * functional.linear(inputs[0], weight, bias).t() @ inputs[0])
+
+
+def test_many_numbers_of_rows_have_few_kernels(by_onednn: bool, calls: list[tuple[int, ...]]) -> None:
+    """oneDNN keeps a kernel for each shape."""
+    weight, bias, array = torch.randn(4, 5), torch.zeros(4), np.ones((5, 4), np.float32)
+    for rows in range(900, 1100):
+        products.linear(torch.randn(rows, 5), weight, bias)
+        products.dot(np.ones((rows, 5), np.float32), array, out=np.empty((rows, 4), np.float32))
+        products.dot_of_rows(
+            np.ones((rows, 5), np.float32), np.ones((rows, 4), np.float32), np.empty((5, 4), np.float32)
+        )
+    assert len(set(calls)) <= 20 and (len(calls) == 600) == by_onednn
 
 
 def test_inputs_without_gradient_cost_no_product(by_onednn: bool, calls: list[tuple[int, ...]]) -> None:
     weight, bias = torch.randn(4, 5, requires_grad=True), torch.randn(4, requires_grad=True)
-    products.linear(torch.randn(6, 5), weight, bias).sum().backward()
+    products.linear(torch.randn(9, 5), weight, bias).sum().backward()
     assert len(calls) == (2 if by_onednn else 0)
 
 
-@pytest.mark.parametrize("case", ["float64", "autocast", "small", "three dimensions"])
+@pytest.mark.parametrize("case", ["float64", "autocast", "small", "few rows", "three dimensions"])
 def test_what_is_left_to_pytorch(case: str, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, ...]]) -> None:
     monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
     if case != "small":
         monkeypatch.setattr(products, "SMALLEST_FOR_ONEDNN", 0)
     dtype = torch.float64 if case == "float64" else torch.float32
-    inputs, weight, bias = torch.randn(6, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype), torch.zeros(4, dtype=dtype)
-    inputs = inputs.expand(2, 6, 5) if case == "three dimensions" else inputs
+    rows = 7 if case == "few rows" else 9
+    inputs, weight, bias = (
+        torch.randn(rows, 5, dtype=dtype),
+        torch.randn(4, 5, dtype=dtype),
+        torch.zeros(4, dtype=dtype),
+    )
+    inputs = inputs.expand(2, 9, 5) if case == "three dimensions" else inputs
     with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
         outputs = products.linear(inputs, weight, bias)
         torch.testing.assert_close(outputs, functional.linear(inputs, weight, bias))
