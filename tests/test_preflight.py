@@ -128,6 +128,12 @@ def test_an_environment_that_raises_is_no_mistake_of_the_settings(
     assert capsys.readouterr().err.count("its traceback") == 1
 
 
+def test_noise_of_continuous_actions_has_no_effect_on_choices() -> None:
+    (warning,) = checked("--env=Choice-v0", "--algo=sac", "--exploration_noise=pink").warnings
+    assert "no continuous actions" in str(warning)
+    assert not checked("--env=Choice-v0", "--algo=sac").warnings
+
+
 def test_a_recurrent_policy_that_misses_first_observations_is_warned_of_and_decides_no_best_checkpoint() -> None:
     for env, use_rnn in (("Vector-v0", False), ("Choice-v0", True)):
         assert not checked(f"--env={env}", f"--use_rnn={use_rnn}").warnings

@@ -441,4 +441,8 @@ class ReplayLimiter:
         if Fraction(str(counters["ratio"])) == self._ratio:
             self.num_updates, self._start = int(counters["updates"]), int(counters["start"])
         else:
-            self.num_updates, self._start = 0, self._stripes.total_env_steps()
+            self.begin_after(0)
+
+    def begin_after(self, env_steps: int) -> None:
+        """Counts updates from so many further environment steps on."""
+        self.num_updates, self._start = 0, self._stripes.total_env_steps() + env_steps

@@ -269,6 +269,15 @@ _BLOCKS = (
 _OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 
+def _without_blocks(config: TrainConfig) -> tuple[str, ...]:
+    """The flags that turn off SAC's networks of blocks and what belongs to them."""
+    if config.critic != "mlp":
+        return ("--critic=mlp",)
+    defaults = {name: TrainConfig.model_fields[name].default for name in (*_BLOCKS, *_OF_ANY_REPLAY)}
+    used = [name for name, default in defaults.items() if getattr(config, name) != default]
+    return tuple(f"--{name}={format_value(defaults[name])}" for name in used)
+
+
 def _blocks(config: TrainConfig) -> Iterator[Problem]:
     """SAC's networks of blocks, and what belongs to them."""
     fields = TrainConfig.model_fields
@@ -278,7 +287,7 @@ def _blocks(config: TrainConfig) -> Iterator[Problem]:
     used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":
         text = f"--{', --'.join(used)}: Hogwild workers train plain perceptrons without these."
-        yield Problem((*used, "backend"), text, ("--critic=mlp", "--backend=actor_learner"))
+        yield Problem((*used, "backend"), text, ("--backend=actor_learner", *_without_blocks(config)))
     if config.hyperspherical_weights and config.batch_renorm:
         text = (
             "--hyperspherical_weights and --batch_renorm both normalize the features of each layer: give one of them."
@@ -381,8 +390,8 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
         text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
         yield _problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
     if config.is_off_policy and config.has_blocks:
-        text = f"--critic_only_keys needs SAC's perceptrons; --critic={config.critic} has other networks."
-        yield _problem("critic_only_keys critic", text, "--critic=mlp")
+        text = "--critic_only_keys needs SAC's perceptrons, and there are networks of blocks."
+        yield _problem("critic_only_keys critic", text, *_without_blocks(config))
 
 
 def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -390,7 +399,7 @@ def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Ite
     others = {
         "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
         "model": (config.model != "default", f"--model={config.model}", "--model=default"),
-        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", "--critic=mlp"),
+        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", " ".join(_without_blocks(config))),
         "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
         "exploration_noise": (
             config.exploration_noise != "white",
@@ -478,6 +487,10 @@ def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
 
 def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.replay is not None:
+        is_own = missing_for("prioritized_replay", config, plan.inference_mode) is None  # a registered algorithm
+        if is_own and config.prioritized_replay and not plan.replay.is_prioritized:
+            text = f"--prioritized_replay=True has no effect: the learner of --algo={config.algo} sets no priorities."
+            yield _problem("prioritized_replay algo", text, "--algo=dqn")
         is_default = config.value_limit == TrainConfig.model_fields["value_limit"].default
         if config.value_bins is not None and not config.normalize_rewards and is_default:
             text = (
@@ -486,9 +499,10 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
             )
             fitting = ("--normalize_rewards=True", "--value_limit=LARGEST_RETURN")
             yield _problem("value_bins value_limit normalize_rewards", text, *fitting)
-        if plan.replay.warmup_env_steps >= plan.train_for_env_steps:
+        if plan.replay.warmup_env_steps >= plan.train_for_env_steps // plan.num_ranks:
+            of_each = f" of each of {plan.num_ranks} ranks" if plan.num_ranks > 1 else ""
             text = (
-                f"--train_for_env_steps={plan.train_for_env_steps} is within the warm-up "
+                f"--train_for_env_steps={plan.train_for_env_steps} is within the warm-up{of_each} "
                 f"(--warmup_env_steps={plan.replay.warmup_env_steps}): nothing will be trained."
             )
             yield _problem("train_for_env_steps warmup_env_steps", text)

@@ -468,7 +468,7 @@ def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan |
     if not config.is_off_policy:
         return None
     rows = config.burn_in + recurrence + 1 if config.use_rnn else config.n_step + 1
-    tolerance = config.replay_ratio_tolerance if config.async_rl else 0.0
+    tolerance = config.replay_ratio_tolerance if config.async_rl and not config.serial_mode else 0.0
     return ReplayPlan(
         config.replay_size,
         max(config.warmup_env_steps, num_envs * rows),

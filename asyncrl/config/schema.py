@@ -255,7 +255,7 @@ class TrainConfig(BaseModel):
     precision: Literal["auto", "float32", "bf16"] = _roles(
         "auto",
         "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
-        "where the hardware computes it faster, otherwise float32",
+        "and TD3 where the hardware computes it faster, otherwise float32",
     )
     compile: Literal["auto", "off", "cuda_graph"] = _roles(
         "auto",
@@ -444,7 +444,9 @@ class TrainConfig(BaseModel):
         0.4, "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully"
     )
     critic_mlp_layers: list[PositiveInt] | None = _replay(
-        None, "widths of the critics' hidden layers, or of their residual blocks; none is encoder_mlp_layers"
+        None,
+        "widths of the critics' hidden layers, or of their residual blocks; none is encoder_mlp_layers. Behind an "
+        "encoder (images, masks, use_rnn) there is one layer, of the last width",
     )
     residual_blocks: bool = _replay(
         False,

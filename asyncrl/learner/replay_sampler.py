@@ -84,6 +84,13 @@ class ReplaySampler:
         kind = type(drawn)
         return [kind(*own) for own in zip(*parts, strict=True)]
 
+    @property
+    def num_missing_rows(self) -> int:
+        """Rows that each stripe must get before a transition is whole."""
+        stripes = self._stripes
+        longest = max(stripes.num_rows[idx] - stripes.first_whole_row(idx) for idx in range(stripes.num_splits))
+        return max(0, self._num_rows - longest)
+
     def note_ages(self, policy_version: int, num_replays: int = 1) -> None:
         """Adds the ages of the samples that `sample` has drawn last to `ages`.
 

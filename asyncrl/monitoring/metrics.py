@@ -26,8 +26,8 @@ METRICS: dict[str, str] = {
     "train/value_loss": "loss of the value function, with its coefficient",
     "train/entropy_loss": "minus the entropy, with its coefficient; 0 without an entropy bonus",
     "train/kl_loss": (
-        "penalty, with its coefficient, for the divergence from the policy before training on the dataset, or from that "
-        "which acted (--ppo_objective=clip)"
+        "penalty, with its coefficient, for the divergence from the policy before training on the dataset, or from "
+        "that which acted (--ppo_objective=clip)"
     ),
     "train/approx_kl": "mean KL divergence of the updated policy from the one that it is compared with (docs: async)",
     "train/clip_fraction": "share of samples whose ratio is outside of the clip range",

@@ -122,8 +122,9 @@ class FailureLog:
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
                 f"the first failure: {_details(recent[0])}\n\nthe last failure: {_details(trouble)}",
             )
+        kept = "stay in the replay" if self._config.is_off_policy else "are dropped"
         self.warn(
-            f"{_details(trouble)}\nThe environment is recreated, and the samples of its unfinished episode are dropped."
+            f"{_details(trouble)}\nThe environment is recreated, and the samples of its unfinished episode {kept}."
         )
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:

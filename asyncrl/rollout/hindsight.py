@@ -119,6 +119,8 @@ class HindsightSplit(ReplaySplit):
                 episode.clear()
                 continue
             episode.append(self.group.last_steps[env])
+            if len(episode) >= 2 * self._stripes.capacity:  # older rows are overwritten, also if no episode ends
+                del episode[: -self._stripes.capacity]
             if rows.terminated[env] or rows.truncated[env]:
                 self._store_goals(env, row, has_terminated=bool(rows.terminated[env]))
                 episode.clear()

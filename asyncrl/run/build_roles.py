@@ -528,6 +528,8 @@ def _build_replay_loop(
         if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
+            if (missing := sampler.num_missing_rows) > 0:  # more environments than before share the saved rows
+                limiter.begin_after(missing * stripes.num_splits * stripes.num_envs)
     parts.take_state_of_first(learner)
     if return_scale is not None:
         return_scale.take_from_first()
@@ -555,7 +557,8 @@ def _build_limiter(
     limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
 ) -> ReplayLimiter:
     if plan.num_remote_hosts == 0:
-        return ReplayLimiter(limits, replay, stripes, plan.async_rl, most_env_steps)
+        is_async = plan.async_rl and not plan.serial_mode
+        return ReplayLimiter(limits, replay, stripes, is_async, most_env_steps)
     remote = plan.num_local_splits, plan.remote_rows_in_flight
     return RemoteReplayLimiter(limits, replay, stripes, plan.async_rl, most_env_steps, *remote)
 

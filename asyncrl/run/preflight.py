@@ -347,6 +347,9 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
         )
         fitting = f"--save_every_env_steps={10 * plan.num_envs * longest}"
         yield Problem(("save_every_env_steps", "checkpoint_resets"), text, (fitting,))
+    if config.exploration_noise != "white" and spec.action.num_deviations == 0:
+        text = f"--exploration_noise={config.exploration_noise} has no effect: {spec.env_id} has no continuous actions."
+        yield Problem(("exploration_noise", "env"), text)
     evaluate = ("--eval_every_env_steps=100000",) if config.eval_every_env_steps is None else ()
     is_not_chosen = config.save_best_metric == "auto" and evaluate
     end = ", and no best checkpoint is chosen by them." if is_not_chosen else "."

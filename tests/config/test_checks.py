@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -32,6 +33,22 @@ def warned(**settings: Any) -> set[str]:
 def only(found: list[Problem]) -> Problem:
     assert len(found) == 1, found
     return found[0]
+
+
+def test_a_run_that_never_ends_its_warm_up_is_told() -> None:
+    settings: dict[str, Any] = {"algo": "sac", "warmup_env_steps": 5000, "train_for_env_steps": 30_000}
+    assert warned(**settings) == set()
+    ranks = dataclasses.replace(CPU, num_ranks=8)
+    config = TrainConfig(env="CartPole-v1", **settings)
+    (warning,) = find_warnings(config, resolve(config, ranks), settings)
+    assert "of each of 8 ranks" in warning.text
+    assert "warmup_env_steps" in warned(**{**settings, "train_for_env_steps": 5000})
+
+
+def test_sac_in_serial_mode_collects_and_trains_in_turn() -> None:
+    config = TrainConfig(env="CartPole-v1", algo="sac", serial_mode=True, async_rl=True)
+    plan = resolve(config, CPU)
+    assert plan.replay is not None and plan.replay.tolerance == 0.0
 
 
 def test_the_defaults_pass_in_every_mode() -> None:
@@ -228,11 +245,15 @@ def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], w
         ({"residual_blocks": True, "encoder_mlp_layers": [8, 9]}, "one width", "--encoder_mlp_layers=8,8"),
         ({"residual_blocks": True, "critic_mlp_layers": [9, 8]}, "one width", "--critic_mlp_layers=9,9"),
         ({"batch_renorm": True, "batch_size": 1}, "two samples", "--batch_size=256"),
-        ({"value_bins": 51, "backend": "hogwild"}, "--value_bins: Hogwild", "--critic=mlp"),
-        ({"normalize_rewards": True, "backend": "hogwild"}, "--normalize_rewards: Hogwild", "--critic=mlp"),
+        ({"value_bins": 51, "backend": "hogwild"}, "--value_bins: Hogwild", "--value_bins=none"),
+        (
+            {"normalize_rewards": True, "backend": "hogwild"},
+            "--normalize_rewards: Hogwild",
+            "--normalize_rewards=False",
+        ),
         ({"residual_blocks": True, "algo": "dqn"}, "only SAC", "--algo=sac"),
         ({"num_critics": 3, "algo": "td3"}, "--num_critics: only SAC", "--algo=sac"),
-        ({"num_critics": 3, "backend": "hogwild"}, "--num_critics: Hogwild", "--critic=mlp"),
+        ({"num_critics": 3, "backend": "hogwild"}, "--num_critics: Hogwild", "--num_critics=2"),
     ],
 )
 def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
@@ -266,6 +287,7 @@ def test_records_of_others_that_use_the_learner_of_td3_have_none_of_the_settings
     monkeypatch.setattr(algorithms, "_algorithms", {**algorithms._algorithms, **records})
     assert "only SAC has these" in only(problems(algo="plain", num_critics=3)).text
     assert problems(algo="plain") == problems(algo="soft", num_critics=3) == problems(algo="own", num_critics=3) == []
+    assert "prioritized_replay" in warned(algo="own", prioritized_replay=True)
 
 
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
@@ -391,7 +413,8 @@ def test_environments_of_tensors_store_no_states() -> None:
 
 def test_keys_of_the_critic_need_an_actor_of_its_own() -> None:
     assert problems(algo="td3", critic_only_keys=["hidden"]) == []
-    for settings, fitting in (({"algo": "dqn"}, "--algo=sac"), ({"algo": "sac", "batch_renorm": True}, "--critic=mlp")):
+    fittings = (({"algo": "dqn"}, "--algo=sac"), ({"algo": "sac", "batch_renorm": True}, "--batch_renorm=False"))
+    for settings, fitting in fittings:
         assert fitting in only(problems(critic_only_keys=["hidden"], **settings)).suggestions
 
 

@@ -128,6 +128,17 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
     run.advance(1)
     assert np.isnan(stripes.goal_reward[0, 12 % stripes.capacity, 0]).all(), "a row that is written anew has none"
 
+    run = Run(([float(number) for number in range(100)] + [None, 1.0], False), capacity=6)
+    lengths = []
+    for _ in range(100):
+        run.advance(1)
+        lengths.append(len(run.split._episodes[0]))
+    assert max(lengths) < 2 * run.stripes.capacity, "steps of rows that are overwritten are not kept"
+    stripes = run.stripes
+    for row in range(stripes.first_whole_row(0), 100):
+        goals = stripes.goal[0, row % stripes.capacity, 0, :, 0]
+        assert ((goals >= row) & (goals < 100)).all()
+
     run = Run(([1.0, RuntimeError("broken"), 2.0, None], False))
     run.advance(1)
     with pytest.raises(EnvironmentCallFailed):

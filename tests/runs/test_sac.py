@@ -250,6 +250,15 @@ def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stop
         assert all(np.array_equal(column[0], others[name][0]) for name, column in columns.items())
 
 
+def test_a_replay_that_is_dealt_to_many_environments_waits_until_a_transition_is_whole(tmp_path: Path) -> None:
+    settings = {**SAC, "n_step": 16, "save_replay": True, "num_envs_per_worker": 1, "train_for_env_steps": 260}
+    first = run(tmp_path / "first", "serial", "ConstantReward", **settings)
+    path = Path(first.outcome.checkpoint)
+    more = {"num_envs_per_worker": 40, "warmup_env_steps": 1, "train_for_env_steps": 2000}
+    resumed = run(tmp_path / "resumed", "serial", "ConstantReward", resume_from=path, **settings | more)
+    assert learner_of(resumed).policy_version > learner_of(first).policy_version
+
+
 OTHER_LAYOUT = {"num_workers": 1, "num_envs_per_worker": 3, "replay_size": 2800}
 
 
