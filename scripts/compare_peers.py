@@ -114,6 +114,7 @@ def systems(workers: int, envs: int) -> dict[str, System]:
         System("asyncrl_async_bf16", "asyncrl", None, "async", f"async, bf16, {layout}", "v5", bf16),
         System("sample_factory_async", "Sample Factory", SAMPLE_FACTORY, "async", f"async, {layout}", "v4"),
         System("asyncrl_sync", "asyncrl", None, "sync", f"sync, {layout}", "v5"),
+        System("asyncrl_sync_bf16", "asyncrl", None, "sync", f"sync, bf16, {layout}", "v5", bf16),
         System("sample_factory_sync", "Sample Factory", SAMPLE_FACTORY, "sync", f"sync, {layout}", "v4"),
         System(
             "stable_baselines3", "Stable-Baselines3 PPO", STABLE_BASELINES3, "sync", "16 subprocess environments", "v5"
@@ -236,7 +237,7 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     names = list(systems(2, 32))
-    usual = [name for name in names if name not in ("asyncrl_async_bf16", "rllib_appo")]
+    usual = [name for name in names if name not in ("asyncrl_async_bf16", "asyncrl_sync_bf16", "rllib_appo")]
     flags = parser(__doc__, rounds=3, warm_up_s=25.0, measure_s=30.0)
     flags.add_argument("--tasks", type=lambda text: names_in(text, TASKS), default=list(BODIES))
     flags.add_argument("--systems", type=lambda text: names_in(text, names), default=usual, help=", ".join(names))
