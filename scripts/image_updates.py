@@ -44,11 +44,10 @@ def main() -> int:
     model = ActorCritic(spec, config)
     learner = OnPolicyLearner(model, config, CPU)
     learner.publication()
-    version = 0
+    dataset = random_dataset()
 
     def update() -> None:
-        nonlocal version
-        dataset, version = random_dataset(version), learner.policy_version
+        dataset.policy_version.fill_(learner.policy_version - 1)
         for _ in learner.updates(dataset, 0):
             pass
         learner.publication()
@@ -63,8 +62,8 @@ def main() -> int:
     return 0
 
 
-def random_dataset(version: int) -> Dataset:
-    """Images of noise, with actions of a uniform policy that was published as this version."""
+def random_dataset() -> Dataset:
+    """Images of noise, with actions of a uniform policy."""
     shape = (NUM_STEPS, NUM_COLUMNS)
     nothing = torch.zeros(shape, dtype=torch.bool)
     return Dataset(
@@ -78,7 +77,7 @@ def random_dataset(version: int) -> Dataset:
         terminated=nothing,
         truncated=nothing,
         valid=~nothing,
-        policy_version=torch.full(shape, version),
+        policy_version=torch.zeros(shape, dtype=torch.int64),
     )
 
 

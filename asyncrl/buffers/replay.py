@@ -444,5 +444,5 @@ class ReplayLimiter:
             self.begin_after(0)
 
     def begin_after(self, env_steps: int) -> None:
-        """Counts updates from so many further environment steps on."""
-        self.num_updates, self._start = 0, self._stripes.total_env_steps() + env_steps
+        """Counts updates from so many further environment steps on, or from the end of the warm-up if it is later."""
+        self.num_updates, self._start = 0, max(self._start, self._stripes.total_env_steps() + env_steps)

@@ -158,6 +158,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     timing = "asynchronous" if plan.async_rl else "synchronous"
     if plan.hogwild is not None:
         timing = f"Hogwild, {plan.hogwild.mode}"
+    if plan.serial_mode and plan.hogwild is None:
+        timing = "with a lag of one dataset" if plan.fixed_lag else "collecting and training in turn"
     mode = f"serial, {timing}" if plan.serial_mode else timing
     devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
     lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"

@@ -262,20 +262,20 @@ def _recurrent_replay(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
             yield _problem(f"use_rnn {name}", text, f"--{name}={format_value(default)}", off)
 
 
-_BLOCKS = (
-    *("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics"),
-    "num_critics",
-)
+_NETWORKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm")
+_BLOCKS = (*_NETWORKS, "value_bins", "use_target_critics", "num_critics")
 _OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 
-def _without_blocks(config: TrainConfig) -> tuple[str, ...]:
-    """The flags that turn off SAC's networks of blocks and what belongs to them."""
-    if config.critic != "mlp":
-        return ("--critic=mlp",)
-    defaults = {name: TrainConfig.model_fields[name].default for name in (*_BLOCKS, *_OF_ANY_REPLAY)}
-    used = [name for name, default in defaults.items() if getattr(config, name) != default]
-    return tuple(f"--{name}={format_value(defaults[name])}" for name in used)
+def _without(config: TrainConfig, names: Iterable[str]) -> str:
+    """The flags that together give these settings of SAC's critics their defaults."""
+    of_set = (config.algorithm.critics or {}).get(config.critic, {})
+    flags = ["--critic=mlp"] if config.critic != "mlp" else []
+    for name in names:
+        value, default = getattr(config, name), TrainConfig.model_fields[name].default
+        if value != default and value != of_set.get(name, default):
+            flags.append(f"--{name}={format_value(default)}")
+    return " ".join(flags)
 
 
 def _blocks(config: TrainConfig) -> Iterator[Problem]:
@@ -287,7 +287,7 @@ def _blocks(config: TrainConfig) -> Iterator[Problem]:
     used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":
         text = f"--{', --'.join(used)}: Hogwild workers train plain perceptrons without these."
-        yield Problem((*used, "backend"), text, ("--backend=actor_learner", *_without_blocks(config)))
+        yield Problem((*used, "backend"), text, ("--backend=actor_learner", _without(config, used)))
     if config.hyperspherical_weights and config.batch_renorm:
         text = (
             "--hyperspherical_weights and --batch_renorm both normalize the features of each layer: give one of them."
@@ -391,7 +391,7 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
         yield _problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
     if config.is_off_policy and config.has_blocks:
         text = "--critic_only_keys needs SAC's perceptrons, and there are networks of blocks."
-        yield _problem("critic_only_keys critic", text, *_without_blocks(config))
+        yield _problem("critic_only_keys critic", text, _without(config, _NETWORKS))
 
 
 def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -399,7 +399,7 @@ def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Ite
     others = {
         "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
         "model": (config.model != "default", f"--model={config.model}", "--model=default"),
-        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", " ".join(_without_blocks(config))),
+        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", _without(config, _NETWORKS)),
         "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
         "exploration_noise": (
             config.exploration_noise != "white",
@@ -500,9 +500,10 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
             fitting = ("--normalize_rewards=True", "--value_limit=LARGEST_RETURN")
             yield _problem("value_bins value_limit normalize_rewards", text, *fitting)
         if plan.replay.warmup_env_steps >= plan.train_for_env_steps // plan.num_ranks:
-            of_each = f" of each of {plan.num_ranks} ranks" if plan.num_ranks > 1 else ""
+            steps, ranks = plan.train_for_env_steps, plan.num_ranks
+            of_each = f" / {ranks} ranks = {steps // ranks}" if ranks > 1 else ""
             text = (
-                f"--train_for_env_steps={plan.train_for_env_steps} is within the warm-up{of_each} "
+                f"--train_for_env_steps={steps}{of_each} is within the warm-up "
                 f"(--warmup_env_steps={plan.replay.warmup_env_steps}): nothing will be trained."
             )
             yield _problem("train_for_env_steps warmup_env_steps", text)

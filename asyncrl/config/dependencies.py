@@ -79,7 +79,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_DQN, "prioritized_replay"),
     ({**_DQN, "prioritized_replay": (True,)}, "prioritized_replay_alpha prioritized_replay_beta"),
     (_DQN, "dueling exploration_initial_eps exploration_final_eps exploration_fraction"),
-    ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
+    ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,), "serial_mode": (False,)}, "replay_ratio_tolerance"),
     ({**_SAC, "ent_coef": ("auto",)}, "target_entropy initial_ent_coef"),
     ({**_SAC, "ent_coef": ("auto",), "target_entropy": ("auto",)}, "target_entropy_per_dim"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),

@@ -559,7 +559,7 @@ class OnPolicyLearner:
             parameters: [N, P], of the policy's distributions now, if they are known.
         """
         if parameters is None:
-            parameters, _ = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins[:-1])
+            parameters, _ = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins[:-1], in_float32=True)
         log_prob = self.model.distribution.log_prob(parameters, action)
         log_ratios = torch.zeros_like(dataset.log_prob)
         log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
@@ -575,28 +575,34 @@ class OnPolicyLearner:
         """
         raw = split_tensor(self.model.layout, dataset.obs.flatten(0, 1))
         inputs = raw._replace(floats=self.model.normalize_obs(raw.floats, statistics=obs_statistics))
-        parameters, normalized_value = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins)
+        # V-trace compares with the policy that acted, in float32; the decoupled objective with what training computes.
+        in_float32 = self._config.with_vtrace
+        parameters, normalized_value = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins, in_float32)
         return parameters, self.model.denormalize_value(normalized_value).view(dataset.value.shape)
 
     @property
     def _has_same_inputs(self) -> bool:
         """Whether a pass over all observations gives what training computes for each sample.
 
-        That is not so if each sample's numbers are normalized with the statistics of its behaviour policy, or if
-        sequences begin with stored states.
+        That is not so if each sample's numbers are normalized with the statistics of its behaviour policy, if sequences
+        begin with stored states, or if V-trace needs float32 and training does not.
         """
+        is_rounded = self._config.with_vtrace and self._config.precision == "bf16"
         model = self.model
         has_numbers = model.normalizes_obs and any(model.layout.normalized)
-        return not has_numbers and not self._recurrence
+        return not has_numbers and not self._recurrence and not is_rounded
 
-    def _run_whole(self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None) -> ForwardResult:
+    def _run_whole(
+        self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, in_float32: bool = False
+    ) -> ForwardResult:
         """As `_run`, of a whole dataset and without gradients: images, which fill much memory, part by part."""
+        run = self._forward if in_float32 else self._run
         if inputs.pixels is None or self._recurrence:
-            return self._run(inputs, rnn_state, begins)
+            return run(inputs, rnn_state, begins)
         parts = zip(
             torch.split(inputs.floats, _IMAGES_AT_ONCE), torch.split(inputs.pixels, _IMAGES_AT_ONCE), strict=True
         )
-        results = [self._run(Inputs(*part), None, None) for part in parts]
+        results = [run(Inputs(*part), None, None) for part in parts]
         return ForwardResult(*(torch.cat(fields) for fields in zip(*results, strict=True)))
 
     def _run(
@@ -613,7 +619,7 @@ class OnPolicyLearner:
         return ForwardResult(parameters.float(), values.float())
 
     def _forward(
-        self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, num_pieces: int
+        self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, num_pieces: int = 0
     ) -> ForwardResult:
         if not self._recurrence:
             return self.model.forward(*inputs)

@@ -86,10 +86,10 @@ class ReplaySampler:
 
     @property
     def num_missing_rows(self) -> int:
-        """Rows that each stripe must get before a transition is whole."""
-        stripes = self._stripes
-        longest = max(stripes.num_rows[idx] - stripes.first_whole_row(idx) for idx in range(stripes.num_splits))
-        return max(0, self._num_rows - longest)
+        """Rows that all stripes together must get before a transition is whole, whichever of them get the rows."""
+        stripes, needed = self._stripes, self._num_rows + 1
+        lengths = [stripes.num_rows[idx] - stripes.first_whole_row(idx) for idx in range(stripes.num_splits)]
+        return 0 if max(lengths) >= needed else sum(needed - length for length in lengths)
 
     def note_ages(self, policy_version: int, num_replays: int = 1) -> None:
         """Adds the ages of the samples that `sample` has drawn last to `ages`.

@@ -119,7 +119,7 @@ class ConvEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """From images `[B, height * width * channels]`, as the environment orders them, to `[B, out]`.
 
-        The images are uint8, whose largest value is 255, or float32.
+        Images of uint8 are scaled to [0, 1]; those of float32 are taken as they are.
         """
         batch = image.view(-1, *self._shape).permute(self._axes).reshape(-1, *self._size)
         if not batch.is_cuda:

@@ -1,8 +1,8 @@
-"""Products of float32 matrices on a CPU, by the faster of the two libraries that PyTorch contains.
+"""Products of float32 matrices on a CPU, by oneDNN where it is faster than the usual library.
 
 PyTorch multiplies float32 matrices with Intel's MKL, which uses AVX-512 on Intel's processors alone. oneDNN, which
 PyTorch contains for other operators, uses it on AMD's, too: on a core of a Zen 5 a product of matrices of 256 x 256
-made 238 instead of 112 GFLOP/s.
+made 238 GFLOP/s, MKL 112 and NumPy's OpenBLAS 131.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.nn import functional
 FloatArray = npt.NDArray[np.float32]
 
 SMALLEST_FOR_ONEDNN = 2**21
-"""Multiplications of one product of matrices from which on oneDNN is faster: a call of it takes longer."""
+"""Multiplications of one product of matrices from which on oneDNN is faster; smaller ones cost less without it."""
 
 FEWEST_ROWS_FOR_ONEDNN = 8
-"""Rows of a product's result, or of what is summed over, from which on oneDNN is faster."""
+"""Rows (samples) from which on oneDNN is faster."""
 
 _SIZES_IN_AN_OCTAVE_LOG2 = 4
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -33,7 +33,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 def bmm(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Writes `left @ right` to `out: [K, M, N]`, for `left: [K, M, L]` and `right: [K, L, N]`; returns it.
 
-    The sizes should be always the same.
+    For sizes that are the same in every call: oneDNN keeps a kernel of about 0.7 MB for each shape.
     """
     if not _is_for_onednn(left, right.shape[2]):
         return torch.bmm(left, right, out=out)
@@ -45,7 +45,7 @@ def bmm(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 def baddbmm(bias: Tensor, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     """Writes `left @ right + bias` to `out: [K, M, N]`, for `bias: [K, 1, N]`; returns it.
 
-    The sizes should be always the same.
+    For sizes that are the same in every call: oneDNN keeps a kernel of about 0.7 MB for each shape.
     """
     if not _is_for_onednn(left, right.shape[2]):
         return torch.baddbmm(bias, left, right, out=out)

@@ -26,14 +26,14 @@ METRICS: dict[str, str] = {
     "train/value_loss": "loss of the value function, with its coefficient",
     "train/entropy_loss": "minus the entropy, with its coefficient; 0 without an entropy bonus",
     "train/kl_loss": (
-        "penalty, with its coefficient, for the divergence from the policy before training on the dataset, or from "
-        "that which acted (--ppo_objective=clip)"
+        "penalty, with its coefficient, for the divergence from the policy that acted, with PPO's decoupled objective "
+        "from that before training on the dataset"
     ),
     "train/approx_kl": "mean KL divergence of the updated policy from the one that it is compared with (docs: async)",
     "train/clip_fraction": "share of samples whose ratio is outside of the clip range",
     "train/effective_sample_size": "share of the samples that the importance weights leave, between 0 and 1",
     "train/explained_variance": "share of the variance of returns that the value function predicts",
-    "train/learning_rate": "mean learning rate of the last dataset's optimizer steps",
+    "train/learning_rate": "mean learning rate of the last dataset's or report's optimizer steps",
     "train/grad_norm": "norm of the gradient before it is clipped",
     "train/max_ratio_deviation_first_batch": (
         "largest difference from 1 of a ratio in the first minibatch: what the age of samples does"

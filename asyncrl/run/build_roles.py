@@ -528,8 +528,8 @@ def _build_replay_loop(
         if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
-            if (missing := sampler.num_missing_rows) > 0:  # more environments than before share the saved rows
-                limiter.begin_after(missing * stripes.num_splits * stripes.num_envs)
+            if (missing := sampler.num_missing_rows) > 0:  # of more environments than before, or for longer transitions
+                limiter.begin_after(missing * stripes.num_envs)
     parts.take_state_of_first(learner)
     if return_scale is not None:
         return_scale.take_from_first()

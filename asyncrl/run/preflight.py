@@ -347,7 +347,7 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
         )
         fitting = f"--save_every_env_steps={10 * plan.num_envs * longest}"
         yield Problem(("save_every_env_steps", "checkpoint_resets"), text, (fitting,))
-    if config.exploration_noise != "white" and spec.action.num_deviations == 0:
+    if config.exploration_noise != "white" and config.is_off_policy and spec.action.num_deviations == 0:
         text = f"--exploration_noise={config.exploration_noise} has no effect: {spec.env_id} has no continuous actions."
         yield Problem(("exploration_noise", "env"), text)
     evaluate = ("--eval_every_env_steps=100000",) if config.eval_every_env_steps is None else ()

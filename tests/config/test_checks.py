@@ -41,7 +41,7 @@ def test_a_run_that_never_ends_its_warm_up_is_told() -> None:
     ranks = dataclasses.replace(CPU, num_ranks=8)
     config = TrainConfig(env="CartPole-v1", **settings)
     (warning,) = find_warnings(config, resolve(config, ranks), settings)
-    assert "of each of 8 ranks" in warning.text
+    assert "30000 / 8 ranks = 3750 is within" in warning.text
     assert "warmup_env_steps" in warned(**{**settings, "train_for_env_steps": 5000})
 
 

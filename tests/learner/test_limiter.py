@@ -10,6 +10,7 @@ from replays import TaggedWriter, new_replay
 
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits
 from asyncrl.config.plan import ReplayPlan
+from asyncrl.learner.replay_sampler import ReplaySampler
 
 ENDLESS = 10**12
 
@@ -189,6 +190,24 @@ def test_with_its_replay_a_run_counts_on_and_without_it_begins_with_the_warm_up(
         empty.publish(0, steps)
         due.append(anew.due)
     assert due == [0, 2, 12]
+
+
+def test_updates_wait_for_rows_that_are_missing_but_the_warm_up_is_not_shortened() -> None:
+    arena, stripes = new_replay(4, 1, 1000)
+    for split, rows in enumerate((55, 40, 40, 40)):
+        TaggedWriter(stripes, split, seed=split, end_probability=0.0).write_rows(rows)
+    sampler = ReplaySampler(stripes, 60, 0.9, 1.0, None, seed=0)
+    assert sampler.num_missing_rows == 6 + 21 + 21 + 21, "of transitions of 60 steps, whichever stripe gets the rows"
+    for warmup, begin in ((100, 175 + 69), (300, 300)):
+        limiter = ReplayLimiter(ReplayLimits(arena), ReplayPlan(1000, warmup, 1.0, 0.0), stripes, True, ENDLESS)
+        limiter.begin_after(sampler.num_missing_rows)
+        assert limiter.state_dict()["start"] == begin
+    for split, rows in enumerate((4, 20, 20, 20)):
+        TaggedWriter(stripes, split, seed=9, end_probability=0.0).write_rows(rows)
+    assert sampler.num_missing_rows == 5
+    TaggedWriter(stripes, 1, seed=9, end_probability=0.0).write_rows(1)
+    assert sampler.num_missing_rows == 0
+    sampler.sample(1, 8)
 
 
 def test_with_another_ratio_a_resumed_run_counts_from_where_it_is() -> None:

@@ -600,6 +600,15 @@ def test_numbers_that_the_host_knows_already_change_nothing() -> None:
 VTRACE = {"algo": "a2c", "num_epochs": 1, "with_vtrace": True}
 
 
+def test_without_lag_vtrace_corrects_nothing_in_reduced_precision_either() -> None:
+    learner, actor = make(BOX, precision="bf16", encoder_mlp_layers=[64, 64], **VTRACE)
+    for _ in range(3):
+        dataset = actor.collect(actor.receive(learner))
+        log_ratios = learner._prepare(dataset).log_ratios
+        assert log_ratios is not None and log_ratios.abs().max() < 1e-4
+        train_on(learner, dataset)
+
+
 @pytest.mark.parametrize("settings", [{}, VTRACE, {"precision": "bf16"}], ids=["ppo", "vtrace", "bf16"])
 def test_one_pass_over_images_gives_what_separate_passes_give(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -635,14 +644,15 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
             num_rows.append(sum(rows))
         monkeypatch.undo()
         assert learner._has_same_inputs and num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
-        samples = prepared[0].samples
+        samples, is_reduced = prepared[0].samples, config.precision == "bf16"  # a kernel may round by the batch's size
+        rounding = {"rtol": 0.02, "atol": 0.02} if is_reduced else {"rtol": 1e-4, "atol": 1e-5}
         for name, found in samples.non_null_fields().items():
-            torch.testing.assert_close(found, getattr(prepared[1].samples, name), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found, getattr(prepared[1].samples, name), **rounding)
         (parameters, _), _ = learner._run_rows(samples)
         if config.algorithm.uses_ratio:  # in training the first ratio is 1, in reduced precision, too
             log_prob = learner.model.distribution.log_prob(parameters, samples.action)
-            torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, **rounding)
         assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
 
 

@@ -80,12 +80,14 @@ def test_products_of_arrays(by_onednn: bool, rows: int, is_transposed: bool, cal
     assert len(calls) == (2 if by_onednn and rows >= 8 else 0)
 
 
+@pytest.mark.parametrize("kind", ["dense", "columns", "expanded"])
 @pytest.mark.parametrize("rows", ROWS)
-def test_gradients_of_a_linear_layer(by_onednn: bool, rows: int, calls: list[tuple[int, ...]]) -> None:
-    given = [torch.randn(rows, 5), torch.randn(4, 5), torch.randn(4)]
+def test_gradients_of_a_linear_layer(by_onednn: bool, rows: int, kind: str, calls: list[tuple[int, ...]]) -> None:
+    inputs = torch.randn(1, 5).expand(rows, 5) if kind == "expanded" else torch.randn(rows, 9)[:, 2:7]
+    given = [inputs.contiguous() if kind == "dense" else inputs, torch.randn(4, 5), torch.randn(4)]
     gradients = []
     for compute in (products.linear, functional.linear):
-        inputs, weight, bias = (tensor.clone().requires_grad_() for tensor in given)
+        inputs, weight, bias = (tensor.detach().requires_grad_() for tensor in given)
         outputs = compute(inputs, weight, bias)
         outputs.square().sum().backward()
         gradients.append((outputs.detach(), inputs.grad, weight.grad, bias.grad))

@@ -259,6 +259,16 @@ def test_a_replay_that_is_dealt_to_many_environments_waits_until_a_transition_is
     assert learner_of(resumed).policy_version > learner_of(first).policy_version
 
 
+def test_serial_mode_collects_and_trains_in_turn_whatever_async_rl_says(tmp_path: Path) -> None:
+    settings = {**SAC, "train_for_env_steps": 400, "updates_per_env_step": 20.0, "warmup_env_steps": 300}
+    weights = []
+    for async_rl in (False, True):
+        finished = run(tmp_path / str(async_rl), "serial", "CartPole-v1", **settings, async_rl=async_rl)
+        weights.append(checkpoint.load(Path(finished.outcome.checkpoint)).model)
+    first, second = weights
+    assert all(np.array_equal(array, second[name]) for name, array in first.items())
+
+
 OTHER_LAYOUT = {"num_workers": 1, "num_envs_per_worker": 3, "replay_size": 2800}
 
 
