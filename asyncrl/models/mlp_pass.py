@@ -82,7 +82,10 @@ class MlpPass:
             self._buffers[batch_size] = [_make_tape(layer, batch_size) for layer in hidden], last
         self._current, self._last = self._buffers[batch_size]
         for layer, tape in zip(hidden, self._current, strict=True):
-            products.baddbmm(layer.bias, features, layer.weight, out=tape.product)
+            product = products.baddbmm(layer.bias, features, layer.weight, out=tape.product)
+            if layer.norm_weight is None:
+                tape.features = product
+            tape.product = product
             if layer.norm_weight is not None and layer.norm_bias is not None:
                 normalized = torch.native_layer_norm(tape.product, tape.product.shape[-1:], None, None, LAYER_NORM_EPS)
                 tape.normalized, tape.mean, tape.scale = normalized

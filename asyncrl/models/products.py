@@ -43,12 +43,14 @@ def bmm(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
 
 
 def baddbmm(bias: Tensor, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Writes `left @ right + bias` to `out: [K, M, N]`, for `bias: [K, 1, N]`; returns it.
+    """Returns `left @ right + bias`, `[K, M, N]`, for `bias: [K, 1, N]`, in `out` or, if K is 1, perhaps in new memory.
 
     For sizes that are the same in every call: oneDNN keeps a kernel of about 0.7 MB for each shape.
     """
     if not _is_for_onednn(left, right.shape[2]):
         return torch.baddbmm(bias, left, right, out=out)
+    if len(left) == 1:
+        return _onednn_linear(left[0], right[0].t(), bias[0, 0]).unsqueeze(0)
     for one_bias, one_left, one_right, one_out in zip(bias, left, right, out, strict=True):
         one_out.copy_(_onednn_linear(one_left, one_right.t(), one_bias[0]))
     return out

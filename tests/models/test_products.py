@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from asyncrl.models import products
+from asyncrl.models.mlp_pass import MlpPass
+from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 
 ROWS = [5, 9, 37]
 """Too few for oneDNN, all of which it multiplies, and with a rest."""
@@ -52,8 +54,7 @@ def test_batched_products(
     out = torch.full((num_networks, 9, 3), torch.nan)
     assert products.bmm(left, right, out=out) is out
     torch.testing.assert_close(out, torch.bmm(left, right))
-    assert products.baddbmm(bias, left, right, out=out) is out
-    torch.testing.assert_close(out, torch.bmm(left, right) + bias)
+    torch.testing.assert_close(products.baddbmm(bias, left, right, out=out), torch.bmm(left, right) + bias)
     assert len(calls) == (2 * num_networks if by_onednn else 0)
 
 
@@ -171,3 +172,29 @@ def test_the_choice_follows_from_the_processor(
     monkeypatch.setattr(products, "_CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert products.onednn_is_faster.__wrapped__() is expected
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("num_networks", [1, 2])
+def test_passes_through_perceptrons_are_those_of_autograd(
+    by_onednn: bool, num_networks: int, layer_norm: bool, calls: list[tuple[int, ...]]
+) -> None:
+    mlp = StackedMlp(num_networks, [9, 16, 12, 3], "relu", None, layer_norm)
+    layers = tuple(StackedLayer(*(None if each is None else each.detach() for each in layer)) for layer in mlp.layers())
+    own = MlpPass("relu")
+    for rows in (10, 20, 10):
+        inputs, weights = torch.randn(rows, 9, requires_grad=True), torch.randn(num_networks, rows, 3)
+        expected = mlp(inputs)
+        mlp.zero_grad()
+        (weights * expected).sum().backward()
+        gradients = tuple(
+            StackedLayer(*(None if each is None else torch.empty_like(each) for each in one)) for one in layers
+        )
+        torch.testing.assert_close(own.forward(layers, inputs.detach()), expected.detach())
+        by_inputs = own.backward(layers, weights, gradients, inputs=slice(2, None))
+        assert by_inputs is not None
+        torch.testing.assert_close(by_inputs.sum(0), inputs.grad[:, 2:])
+        found = [tensor for layer in gradients for tensor in layer if tensor is not None]
+        for gradient, parameter in zip(found, mlp.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad)
+    assert bool(calls) == by_onednn
