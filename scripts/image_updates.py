@@ -44,10 +44,12 @@ def main() -> int:
     model = ActorCritic(spec, config)
     learner = OnPolicyLearner(model, config, CPU)
     learner.publication()
-    dataset = random_dataset()
+    dataset, acted = random_dataset(), 0
 
     def update() -> None:
-        dataset.policy_version.fill_(learner.policy_version - 1)
+        nonlocal acted
+        dataset.policy_version.fill_(acted)
+        acted = learner.policy_version  # the next dataset is one older than the policy, from the second call on
         for _ in learner.updates(dataset, 0):
             pass
         learner.publication()
