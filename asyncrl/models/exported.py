@@ -106,7 +106,8 @@ class ExportedPolicy(nn.Module):
         images: list[Tensor] = []
         for part in self._spec.observation.parts:
             if part not in observed:
-                hidden = noise.new_zeros((noise.shape[0], part.size))  # the actor does not read them
+                dtype = torch.uint8 if part.kind == "image" else noise.dtype
+                hidden = noise.new_zeros((noise.shape[0], part.size), dtype=dtype)  # the actor does not read them
                 (images if part.kind == "image" else floats).append(hidden)
             elif part.kind == "image":
                 images.append(observed[part].flatten(1))
