@@ -269,7 +269,7 @@ _OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 def _without(config: TrainConfig, names: Iterable[str]) -> str:
     """The flags that together give these settings of SAC's critics their defaults."""
-    of_set = (config.algorithm.critics or {}).get(config.critic, {})
+    of_set = config.algorithm.critics.get(config.critic, {})
     flags = ["--critic=mlp"] if config.critic != "mlp" else []
     for name in names:
         value, default = getattr(config, name), TrainConfig.model_fields[name].default

@@ -533,7 +533,7 @@ class OnPolicyLearner:
             parameters: [N, P], of the policy's distributions, if they are known.
         """
         rows = samples
-        if parameters is None and self._recurrence:
+        if self._recurrence:
             (parameters, _), rows = self._run_rows(samples)
         elif parameters is None:
             parameters, _ = self._run_whole(samples.inputs, None, None)

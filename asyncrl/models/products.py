@@ -151,10 +151,9 @@ def onednn_is_faster() -> bool:
 
 def _is_for_onednn(left: Tensor, num_out: int) -> bool:
     """Whether oneDNN is to multiply matrices `[M, L]`, the last dimensions of `left`, and `[L, num_out]`."""
-    rows, size = left.shape[-2], left.shape[-1] * num_out
-    if rows < FEWEST_ROWS_FOR_ONEDNN or rows * size < SMALLEST_FOR_ONEDNN:
+    if _rows_for_onednn(left.shape[-2], left.shape[-1] * num_out) == 0:
         return False
-    return left.dtype == torch.float32 and left.device.type == "cpu" and onednn_is_faster()
+    return left.dtype == torch.float32 and left.device.type == "cpu"
 
 
 def _rows_for_onednn(rows: int, size: int) -> int:
