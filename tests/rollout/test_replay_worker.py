@@ -16,7 +16,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.monitoring.reports import Phase
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.failures import FailureLog, Recovery
+from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
 from asyncrl.rollout.worker import WAIT_S, ReplaySplit, ReplayWorker
 
 ENDLESS = 10**9
@@ -192,6 +192,16 @@ def test_no_transition_starts_from_a_step_that_failed_or_leads_across_it(failure
     if n_step == 3:
         assert (ends[from_first] == 3.0).all() and (batch.discount[from_first] == 0.25).all()
         assert (batch.reward[from_first] == 1.5).all()
+
+
+@pytest.mark.parametrize(("algo", "kept"), [("sac", "stay in the replay"), ("ppo", "are dropped")])
+def test_the_warning_of_a_failure_says_what_becomes_of_the_samples(algo: str, kept: str) -> None:
+    control = RunControl(Arena.create(arena_specs(BOX, planned(num_workers=1), num_weights=1)), 1)
+    control.has_finished_episode = True
+    log = FailureLog(0, TrainConfig(algo=algo), control)
+    log.note_failure(EnvironmentCallFailed(3, 7, "raised"))
+    (warning,) = log.take().warnings
+    assert warning.endswith(f"the samples of its unfinished episode {kept}.")
 
 
 def test_a_step_that_failed_first_in_its_episode_leaves_the_end_before_it_as_it_is() -> None:
