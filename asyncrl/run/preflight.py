@@ -17,13 +17,14 @@ from asyncrl.buffers.layout import arena_bytes
 from asyncrl.cluster import connection
 from asyncrl.cluster.parcels import LARGEST_FLOAT16
 from asyncrl.cluster.traffic import Traffic
-from asyncrl.config.checks import find_problems, find_warnings
+from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.user_modules import import_user_module
+from asyncrl.config.warnings import find_warnings
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.goals import goal_problem

@@ -10,11 +10,12 @@ import pytest
 
 from asyncrl.config import algorithms
 from asyncrl.config.algorithms import Algorithm
-from asyncrl.config.checks import find_problems, find_warnings
+from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import Problem
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.warnings import find_warnings
 
 CPU = Machine(cores=16)
 SYNC: dict[str, Any] = {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8, "rollout": 32}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from asyncrl.config import dependencies
-from asyncrl.config.checks import find_warnings
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
+from asyncrl.config.warnings import find_warnings
 
 CPU = Machine(cores=4)
 

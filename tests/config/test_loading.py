@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asyncrl.config.checks import find_problems, find_warnings
+from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load, load_given
@@ -18,6 +18,7 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
+from asyncrl.config.warnings import find_warnings
 
 
 def messages(argv: list[str]) -> list[str]:
