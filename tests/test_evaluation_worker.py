@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,26 @@ def test_an_episode_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pyte
     run.publish(1000)
     (report,) = run.worker.run()
     assert "has not ended after 100 steps" in report.reason
+
+
+def test_a_reward_that_is_not_finite_fails_one_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = iter([1.0, math.nan, *[1.0] * 1000])
+    take_step = CartPoleEnv.step
+
+    def step(env: CartPoleEnv, action: Any) -> Any:
+        obs, _, *others = take_step(env, action)
+        return obs, next(rewards), *others
+
+    monkeypatch.setattr(CartPoleEnv, "step", step)
+    run = Evaluating(tmp_path, env="gymnasium.envs.classic_control:CartPoleEnv", eval_episodes=2)
+    run.publish(1000)
+    (report,) = run.worker.run()
+    assert report.reason.startswith(
+        "The environment returned a reward that is not finite, episode 1, at its step 0: nan"
+    )
+    assert checkpoint.best_return(tmp_path) is None
+    run.publish(2000)
+    assert len(run.worker.run()) == 2, "the next is as any other"
 
 
 def test_evaluations_of_neighbouring_seeds_play_and_draw_differently(

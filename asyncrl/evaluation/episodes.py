@@ -175,7 +175,7 @@ def evaluate(
         max_steps: steps after which an episode ends here, although it would go on; None for no limit.
 
     Raises:
-        EnvironmentFailed: the environment's own code raised.
+        EnvironmentFailed: the environment's own code raised, or it returned a reward that is not finite.
         UsageError: the environment cannot be made, or an episode has no end.
     """
     spec, players = policy.spec, (policy, *others)
@@ -324,7 +324,7 @@ class _Lane:
     def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
         """Takes a step and writes the observation to act on next, if there is one; returns the rows that begin."""
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(actions[0]))
-        self._returns[0] += float(reward)
+        self._add_reward(0, float(reward))
         self._count_step()
         if not (terminated or truncated or self._length >= self._max_steps):
             self._write(obs, rows)
@@ -340,14 +340,16 @@ class _Lane:
             if isinstance(number, (int, float, np.number, np.bool_)):
                 self._extra_stats[f"{prefix}{name}"] = float(number)
 
+    def _add_reward(self, place: int, reward: float) -> None:
+        if not math.isfinite(reward):
+            raise EnvironmentFailed(f"The environment returned a reward that is not finite, {self._moment}: {reward}")
+        self._returns[place] += reward
+
     def _count_step(self) -> None:
         self._length += 1
         self.num_steps += 1
         if self._length > MOST_STEPS and self._max_steps == math.inf:
-            raise UsageError(
-                f"An episode has not ended after {MOST_STEPS:,} steps, so it cannot be evaluated: give the environment "
-                "a time limit (max_episode_steps where it is registered, or gymnasium.wrappers.TimeLimit)."
-            )
+            raise UsageError(endless_episode(MOST_STEPS))
 
     def _end(self, rows: npt.NDArray[Any]) -> list[int]:
         """Ends the episode and begins the next one, if there is one."""
@@ -397,7 +399,7 @@ class _AgentsLane(_Lane):
         begins = []
         for place, was_present in enumerate(self._was_present):
             if was_present and not self._has_ended[place]:
-                self._returns[place] += state.reward[place]
+                self._add_reward(place, float(state.reward[place]))
             has_ended = state.terminated[place] or state.truncated[place]
             if has_ended and not self._has_ended[place]:
                 self._note_stats(state.extra_stats[place], f"{self._agents[place]}_")
@@ -414,6 +416,14 @@ class _AgentsLane(_Lane):
         for row, of_agent, (codec, row_size) in zip(rows, obs.obs, self._codecs, strict=True):
             if of_agent is not None:
                 codec.write(of_agent, row[:row_size])
+
+
+def endless_episode(num_steps: int) -> str:
+    """What to tell of an episode that has had more steps than can be waited for."""
+    return (
+        f"An episode has not ended after {num_steps:,} steps, so it cannot be evaluated: give the environment a time "
+        "limit (max_episode_steps where it is registered, or gymnasium.wrappers.TimeLimit)."
+    )
 
 
 def episode_seed(seed: int, episode: int) -> int:

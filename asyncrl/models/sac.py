@@ -209,9 +209,10 @@ class SacActor(NormalizedModel):
         if self.has_passes:
             mean, raw_log_std = outputs.chunk(2, dim=-1)
             return torch.cat((mean, limit_log_std(raw_log_std)), dim=-1)
-        if self.distribution.num_deviations > 0:
-            outputs = torch.where(self._is_deviation, self._limit_log_std(outputs), outputs)
-        return self.distribution.parameters_of(outputs, None, mask)
+        parameters = self.distribution.parameters_of(outputs, None, mask)
+        if self.distribution.num_deviations > 0:  # in place of the distribution's own limits
+            parameters = torch.where(self._is_deviation, self._limit_log_std(outputs), parameters)
+        return parameters
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
         """The backward pass of `parameters_of`: the gradient `[B, P]` with respect to the network's outputs.

@@ -9,6 +9,7 @@ stops     as `EvaluationWorker`
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import Publication
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.spec import EnvSpec, stored_action
-from asyncrl.evaluation.episodes import EvaluationResult
+from asyncrl.evaluation.episodes import MOST_STEPS, EvaluationResult, endless_episode
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedTeam
 from asyncrl.models.actor_critic import ActResult
 from asyncrl.monitoring.reports import EvaluationFailed, Report
@@ -73,7 +74,14 @@ class SimulatorEvaluation(EvaluationWorker):
     @property
     def is_due(self) -> bool:
         """Whether results wait to be reported, or the last evaluation is left to be played."""
-        return self._is_complete or (self._control.ended and (self._news is not None or super().is_due))
+        if self._is_complete or self._is_endless:
+            return True
+        return self._control.ended and (self._news is not None or super().is_due)
+
+    @property
+    def _is_endless(self) -> bool:
+        """Whether some environment has had an episode of more than `MOST_STEPS` steps since the evaluation began."""
+        return self._num_steps > MOST_STEPS * (self._num_episodes + 1)
 
     def act(self, rows: Tensor) -> Tensor:
         """Actions for rows `[N, row_size]`, of the newest policy if an evaluation begins, else of the present copy."""
@@ -103,7 +111,7 @@ class SimulatorEvaluation(EvaluationWorker):
         reports: list[Report] = []
         while self.is_due and not self._control.stop_requested:
             try:
-                while not self._is_complete and not self._control.stop_requested:
+                while not (self._is_complete or self._is_endless or self._control.stop_requested):
                     self.step_alone()
                     if look is not None and self._num_steps % _LOOK_EVERY == 0:
                         look()
@@ -111,6 +119,9 @@ class SimulatorEvaluation(EvaluationWorker):
                 return [*reports, EvaluationFailed(str(error))]
             if self._is_complete:
                 reports += self._finish()
+            elif self._is_endless:
+                reports.append(EvaluationFailed(endless_episode(MOST_STEPS)))
+                self._news, self._num_steps = None, 0
         return reports
 
     def _begin(self) -> None:
@@ -125,9 +136,10 @@ class SimulatorEvaluation(EvaluationWorker):
         assert self._news is not None
         whole = slice(1, self._num_episodes + 1)
         returns, lengths = (kept[:, whole].flatten().tolist() for kept in (self._returns, self._lengths))
-        reports = self.reports_of(self._news, EvaluationResult(tuple(returns), tuple(lengths)), self._started)
-        self._news, self._is_complete = None, False
-        return reports
+        news, self._news, self._is_complete, self._num_steps = self._news, None, False, 0
+        if not all(map(math.isfinite, returns)):
+            return [EvaluationFailed("The simulator returned a reward that is not finite.")]
+        return self.reports_of(news, EvaluationResult(tuple(returns), tuple(lengths)), self._started)
 
 
 class EvaluatingGroup(TensorEnvGroup):

@@ -124,6 +124,19 @@ def test_log_deviations_stay_in_their_range_and_keep_a_gradient_at_its_ends() ->
     assert float(limited[2]) == -1.5 and float(raw.grad[2]) == 1.0
 
 
+@pytest.mark.parametrize("kind", ["residual_blocks", "hyperspherical_weights", "batch_renorm"])
+def test_log_deviations_of_blocks_have_the_whole_range_and_a_gradient_everywhere(kind: str) -> None:
+    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[8], **{kind: True}))
+    middle, half_range = (-1.5, 3.5) if kind == "batch_renorm" else (-4.0, 6.0)
+    raw = torch.tensor([-2.0, -0.5, 3.0])
+    outputs = torch.cat((torch.zeros(3), raw)).unsqueeze(0).requires_grad_()
+    log_std = actor.parameters_of(outputs)[0, 3:]
+    slope = half_range if kind == "batch_renorm" else 1.0
+    torch.testing.assert_close(log_std, middle + half_range * torch.tanh(raw / slope))
+    log_std.sum().backward()
+    assert outputs.grad is not None and (outputs.grad[0, 3:] > 0.0).all()
+
+
 @pytest.mark.parametrize("std", [0.3, 1.0, 7.0])
 def test_the_deviation_at_the_start_is_the_setting(std: float) -> None:
     actor = SacActor(BOX, TrainConfig(initial_stddev=std))

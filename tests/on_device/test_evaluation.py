@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.models.factory import make_acting_model
-from asyncrl.monitoring.reports import EvaluationReport, RolloutReport
+from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
+from asyncrl.on_device import evaluation as evaluation_module
 from asyncrl.on_device.env_group import EpisodeEnds
 from asyncrl.on_device.evaluation import EvaluatingGroup, SimulatorEvaluation
 from asyncrl.policy import load_policy
@@ -104,23 +106,49 @@ def test_evaluations_are_of_fixed_policies_over_whole_episodes(algo: str, autore
     assert sum(report.env_steps for report in collected) == finished.outcome.env_steps, "steps of training only"
 
 
+class Evaluating(SimpleNamespace):
+    """An evaluation with two environments, of version 7 after 100 steps."""
+
+    def __init__(self, folder: Path) -> None:
+        spec = read_spec(NumberedSentinel(0), "Sentinels")
+        config = TrainConfig(env="Sentinels", eval_every_env_steps=100, eval_episodes=4, save_best_metric="none")
+        news = Publication(number=1, version=7, env_steps=100)
+        weights = SimpleNamespace(newest=news)
+        policy = SimpleNamespace(config=config, spec=spec, weights=weights, model=make_acting_model(spec, config))
+        team: Any = SimpleNamespace(policy=policy, is_published=True, read=lambda: news)
+        self.control: Any = SimpleNamespace(num_evaluations=0, ended=False, stop_requested=False)
+        self.evaluation = SimulatorEvaluation(team, self.control, folder, 0, num_envs=2, device=CPU)
+        self.evaluation.act(torch.zeros(2, 3))
+
+    def note(self, lengths: tuple[int, int], reward: float = 2.0) -> None:
+        """Ends an episode of each environment, with as many steps; 0 ends none."""
+        of_step = torch.tensor(lengths)
+        ended = of_step > 0
+        self.evaluation.note(EpisodeEnds(ended, reward * of_step, of_step, {}), ended)
+
+
 def test_each_environment_plays_as_many_episodes_and_open_ones_do_not_count(tmp_path: Path) -> None:
-    spec = read_spec(NumberedSentinel(0), "Sentinels")
-    config = TrainConfig(env="Sentinels", eval_every_env_steps=100, eval_episodes=4, save_best_metric="none")
-    news = Publication(number=1, version=7, env_steps=100)
-    weights = SimpleNamespace(newest=news)
-    policy = SimpleNamespace(config=config, spec=spec, weights=weights, model=make_acting_model(spec, config))
-    team: Any = SimpleNamespace(policy=policy, is_published=True, read=lambda: news)
-    control: Any = SimpleNamespace(num_evaluations=0, ended=False, stop_requested=False)
-    evaluation = SimulatorEvaluation(team, control, tmp_path, 0, num_envs=2, device=CPU)
-    evaluation.act(torch.zeros(2, 3))
+    evaluating = Evaluating(tmp_path)
     # Lengths of the episodes that end in each step; 0 where none ends. The first of each was open.
     script = [(7, 0), (2, 50), (3, 0), (99, 10), (0, 20), *[(99, 99)] * 20]
     for lengths in script:
-        of_step = torch.tensor(lengths)
-        ended = of_step > 0
-        evaluation.note(EpisodeEnds(ended, 2.0 * of_step, of_step, {}), ended)
-    (report,) = evaluation.run()
+        evaluating.note(lengths)
+    (report,) = evaluating.evaluation.run()
     assert isinstance(report, EvaluationReport)
     assert (report.episodes, report.policy_version, report.env_steps) == (4, 7, 100)
     assert report.mean_ep_length == np.mean([2, 3, 10, 20]) and report.mean_reward == 2 * report.mean_ep_length
+
+
+def test_an_evaluation_without_an_end_or_a_finite_return_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_module, "MOST_STEPS", 10)
+    endless = Evaluating(tmp_path)
+    endless.control.ended = True
+    endless.evaluation.step_alone = lambda: endless.note((3, 0))
+    (report,) = endless.evaluation.run()
+    assert isinstance(report, EvaluationFailed) and "has not ended after 10 steps" in report.reason
+    assert not endless.evaluation.is_due
+    broken = Evaluating(tmp_path)
+    for _ in range(20):
+        broken.note((1, 1), reward=math.nan)
+    (report,) = broken.evaluation.run()
+    assert isinstance(report, EvaluationFailed) and "not finite" in report.reason
