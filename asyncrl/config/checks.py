@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from asyncrl.config.env_maker import EnvMaker
-from asyncrl.config.errors import Problem, make_problem, multiples_as_flags
+from asyncrl.config.errors import Problem, UsageError, make_problem, multiples_as_flags
 from asyncrl.config.flags import refused_value
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import (
@@ -49,6 +49,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *policy_problems(config, plan),
+        *_learning_of_policies(config, plan),
         *(self_play_problems(config, plan) if config.self_play else ()),
         *(population_problems(config, plan) if config.with_pbt else ()),
         *(_cluster(config, plan) if plan.num_remote_hosts > 0 else ()),
@@ -270,6 +271,29 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if is_over_batches and config.batch_size < 2 and takes_batches:
         text = "--normalize_advantage=True needs at least two samples in a minibatch, but --batch_size=1."
         yield make_problem("batch_size normalize_advantage", text, "--normalize_advantage=False")
+
+
+def _learning_of_policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    """What the settings of single policies, together with those of the run, break of the rules of learning."""
+    of_run = [problem.text for problem in _learning(config, plan)]
+    for idx, own in config.policies.items():
+        try:
+            of_policy = config.of_policy(idx)
+        except UsageError:  # `policy_problems` says so
+            continue
+        if config.use_rnn and of_policy.actor_critic_share_weights != config.actor_critic_share_weights:
+            name = "actor_critic_share_weights"
+            text = (
+                f"--policy.{idx}.{name} is not possible with --use_rnn=True: all policies have as many recurrent cores."
+            )
+            yield make_problem("policies use_rnn", text, f"--{name} without a number")
+        for problem in _learning(of_policy, plan):
+            if problem.text not in of_run:
+                flags = tuple(
+                    flag.replace("--", f"--policy.{idx}.") if flag[2:].partition("=")[0] in own else flag
+                    for flag in problem.suggestions
+                )
+                yield Problem(("policies", *problem.settings), f"Policy {idx}: {problem.text}", flags)
 
 
 def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:

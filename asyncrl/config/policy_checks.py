@@ -13,7 +13,11 @@ from asyncrl.config.settings import all_settings
 
 _OF_ONE_POLICY = ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets")
 """Settings of runs that train one policy, alone."""
-_COMMON_MODEL_SETTINGS = ("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels")
+_OF_ALL_POLICIES = (
+    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels"),
+    *("action_unit", "squash_actions", "use_sde"),
+)
+"""Settings of learning and of the model that a policy cannot have for itself: all share rows, and how workers act."""
 
 
 def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -41,7 +45,7 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
     known = {
         name: setting
         for name, setting in all_settings(type(config)).items()
-        if setting.section in ("learning", "model") and name not in _COMMON_MODEL_SETTINGS
+        if setting.section in ("learning", "model") and name not in _OF_ALL_POLICIES
     }
     for policy_idx, own in config.policies.items():
         where = f"policy.{policy_idx}."
@@ -50,6 +54,10 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
             text = f"--{where}{next(iter(own), 'NAME')}: there is no policy {policy_idx}, they are 0 to {last}."
             yield make_problem("policies num_policies", text, f"--num_policies={policy_idx + 1}")
         for name, value in own.items():
+            if name in _OF_ALL_POLICIES:
+                text = f"--{where}{name} is not possible: it is the same for all policies."
+                yield make_problem("policies", text, f"--{name} without a number")
+                continue
             if name not in known:
                 text = f"--{where}{name} is not possible: only settings of learning and of the model may differ"
                 yield dataclasses.replace(unknown_name(name, known, text, f"--{where}"), settings=("policies",))
@@ -125,4 +133,4 @@ def population_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Pro
                     f"--policy.{policy_idx}.{name} is not possible with --with_pbt=True: policies that take over one "
                     "another's weights have the same model."
                 )
-                yield make_problem("policies with_pbt", text, f"--{name} for all policies")
+                yield make_problem("policies with_pbt", text, f"--{name} without a number")

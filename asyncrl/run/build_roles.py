@@ -407,10 +407,11 @@ class _LearnerParts:
 
     def on_policy_learner(self) -> OnPolicyLearner:
         """The learner of trajectories, in the state to begin with."""
-        model = make_acting_model(self.setup.spec, self.setup.config)
+        setup = self.setup
+        model = make_acting_model(setup.spec, setup.with_policy_seed(setup.config))
         assert isinstance(model, ActorCritic)
         store = ParameterStore(self.agreement.ranks)
-        learner = OnPolicyLearner(model, self.setup.learner_config, self.device, store)
+        learner = OnPolicyLearner(model, setup.with_policy_seed(setup.learner_config), self.device, store)
         if self.saved is not None:
             begin_with(learner, self.saved)
         self.take_state_of_first(learner)

@@ -153,11 +153,12 @@ class RunSetup:
 
     @property
     def seed(self) -> int:
-        """Seed of environments, exploration and sampling, different in each rank.
-
-        Initial weights do not use the rank's; each of several policies has its own seed, so these weights differ.
-        """
+        """Seed of environments, exploration and sampling, different in each rank; initial weights do not use it."""
         return rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
+
+    def with_policy_seed(self, config: TrainConfig) -> TrainConfig:
+        """Settings with which each of several policies has initial weights and an order of minibatches of its own."""
+        return config.model_copy(update={"seed": rank_seed(config.seed, self.policy_idx or 0)})
 
     @property
     def seed_steps(self) -> int:

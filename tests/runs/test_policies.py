@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from command import Command
 from killing import pids
 from run_helper import FinishedRun, run
@@ -103,6 +104,15 @@ def test_policies_have_settings_weights_and_checkpoints_of_their_own(tmp_path: P
         json.loads(path.read_text()) for path in (tmp_path / "checkpoints").glob("policy_*/checkpoint_*/state.json")
     ]
     assert len(states) == 2
+
+
+def test_policies_begin_with_weights_of_their_own(tmp_path: Path) -> None:
+    settings = {**GAMES, "train_for_env_steps": 64, "num_policies": 3, "learning_rate": 0.0}
+    finished = run(tmp_path, "serial", "agent_envs:own_bits", **settings)
+    folders = [policy_folder(finished.folder / "checkpoints", idx) for idx in range(3)]
+    models = [checkpoint.load(checkpoint.newest_first(folder)[0]).model for folder in folders]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(models[one]["policy_head.weight"], models[other]["policy_head.weight"])
 
 
 @pytest.mark.parametrize("mode", ["async-local", "serial"])
@@ -208,6 +218,16 @@ def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Calla
         (("--serial_mode=True", "--checkpoint_resets=True"), "--checkpoint_resets is not available with"),
         (("--policy.1.gama=0.9",), "There is no flag --policy.1.gama; the nearest is --policy.1.gamma"),
         (("--policy.1.rollout=8",), "--policy.1.rollout is not possible: only settings of learning and of the model"),
+        (("--policy.1.action_unit=raw",), "--policy.1.action_unit is not possible: it is the same for all policies"),
+        (("--policy.1.use_sde=True",), "--policy.1.use_sde is not possible: it is the same for all policies"),
+        (
+            ("--use_rnn=True", "--policy.1.actor_critic_share_weights=True"),
+            "is not possible with --use_rnn=True: all policies have as many recurrent cores",
+        ),
+        (
+            ("--policy.1.initial_stddev=0.1", "--final_stddev=0.3"),
+            "Policy 1: --final_stddev=0.3 is greater than --initial_stddev=0.1. Would pass: --policy.1.initial_stddev=",
+        ),
         (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),
         (("--policy.1.gamma=3",), "--policy.1.gamma=3 is not possible: expected a number at least 0 and at most 1"),
         (("--policy_mapping=independent",), "independent needs one policy for each agent"),
