@@ -68,17 +68,31 @@ class AgentsEnv(gymnasium.Env[AgentsState, Sequence[Any]]):
         self.spaces = tuple(spaces)
         self.observation_space, self.action_space = self.spaces[0]
         self.env = env
+        self._was_present = [False] * len(self.agents)
         self.metadata = getattr(env, "metadata", {})
         self.render_mode = getattr(env, "render_mode", None)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentsState, dict[str, Any]]:
-        return self._start(seed), {}
+        state = self._start(seed)
+        self._was_present = state.is_present
+        return state, {}
 
     def step(self, action: Sequence[Any]) -> tuple[AgentsState, float, bool, bool, dict[str, Any]]:
-        """Takes a step with one action for each place; those of agents that do not move are not used."""
+        """Takes a step with one action for each place; PettingZoo's environments get those of agents that move.
+
+        Raises:
+            UsageError: an agent is gone although its episode has not ended.
+        """
         state = self._advance(action)
+        for place, agent in enumerate(self.agents):
+            is_gone = self._was_present[place] and (state.is_over or not state.is_present[place])
+            if is_gone and not (state.terminated[place] or state.truncated[place]):
+                raise UsageError(
+                    f"{agent} is no longer among the agents after step(), but it is neither terminated nor truncated."
+                )
+        self._was_present = state.is_present
         return state, sum(state.reward), state.is_over, False, {}
 
     @abstractmethod
@@ -165,16 +179,18 @@ class TurnAgents(AgentsEnv):
             is_over=False,
             extra_stats=[{}] * num_agents,
         )
-        for agent in env.agents:
+        # Some environments remove all agents in the step that ends their episodes.
+        gone = [agent for agent, was in zip(self.agents, self._was_present, strict=True) if was]
+        for agent in (*env.agents, *(agent for agent in gone if agent not in env.agents)):
             place = self._place[agent]
-            state.reward[place] = float(env.rewards[agent])
-            state.terminated[place] = has_terminated = bool(env.terminations[agent])
-            state.truncated[place] = has_truncated = bool(env.truncations[agent]) and not has_terminated
-            state.is_present[place] = not (has_terminated or has_truncated)
+            state.reward[place] = float(env.rewards.get(agent, 0.0))
+            state.terminated[place] = has_terminated = bool(env.terminations.get(agent))
+            state.truncated[place] = has_truncated = bool(env.truncations.get(agent)) and not has_terminated
+            state.is_present[place] = agent in env.agents and not (has_terminated or has_truncated)
             if has_truncated:
                 state.obs[place] = env.observe(agent)
-            if not state.is_present[place]:
-                state.extra_stats[place] = _extra_stats(env.infos[agent])
+            if has_terminated or has_truncated:
+                state.extra_stats[place] = _extra_stats(env.infos.get(agent))
         # PettingZoo wants a last step without an action from each agent whose episode has ended.
         while env.agents and not state.is_present[self._place[env.agent_selection]]:
             env.step(None)

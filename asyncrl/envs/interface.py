@@ -94,7 +94,9 @@ def find_method(env: Any, name: str) -> Any:
     if isinstance(env, gymnasium.Env):
         if env.has_wrapper_attr(name):
             return env.get_wrapper_attr(name)
-        return find_method(env.unwrapped.env, name) if isinstance(env.unwrapped, AgentsEnv) else None
+        inner = env.unwrapped
+        inside = inner.env if isinstance(inner, AgentsEnv) else getattr(inner, "vector_env", None)  # of a `SingleEnv`
+        return None if inside is None else find_method(inside, name)
     return getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
 
 
@@ -193,8 +195,9 @@ def _try_out_agents(env: AgentsEnv, spec: EnvSpec, enter: Callable[[str], None])
         for agent, obs in enumerate(state.obs):
             if obs is not None:
                 check_observation(obs, spec.kinds[spec.kind_of(agent)], source)
+        # Environments that are lists get an action of each agent, also of those that do not move.
         actions = [
-            _allowed_action(spaces, obs) if moves else None
+            _allowed_action(spaces, obs) if moves or obs is not None else None
             for spaces, obs, moves in zip(env.spaces, state.obs, state.moves, strict=True)
         ]
         if time.monotonic() - started > _STEPPING_S or any(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium
@@ -30,7 +31,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self.vector_env = env
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.spec_id = env_id
-        self.spec = env.spec or EnvSpec(id=env_id)
+        self.spec = env.spec or EnvSpec(id=re.sub(r"[^\w:./-]", "-", env_id))  # such as those around a lambda
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, _ = self.vector_env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)

@@ -30,8 +30,8 @@ class TensorsOfArrays(VectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the environment's; final observations are given for all environments."""
         obs, reward, terminated, truncated, infos = self.env.step(map_tree(_as_array, actions))
-        numbers = {name: value for name, value in infos.items() if name not in ("final_obs", "_final_obs")}
-        tensors = self._as_tensors({name: value for name, value in numbers.items() if _is_numeric(value)})
+        others = {name: value for name, value in infos.items() if name not in ("final_obs", "_final_obs")}
+        tensors = self._as_tensors(_numbers_of(others) or {})
         if self.env.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP:
             tensors["final_obs"] = self._final_obs(obs, infos.get("final_obs"))
         ends = (self._as_tensors(np.asarray(each)) for each in (reward, terminated, truncated))
@@ -41,6 +41,8 @@ class TensorsOfArrays(VectorWrapper):
         """The final observation of environments that have one, any observation of others."""
         if final is None:
             return self._as_tensors(obs)
+        if isinstance(final, (dict, tuple)):  # one batch
+            return self._as_tensors(final)
         space = self.env.single_observation_space
         some = next(each for each in final if each is not None)
         filled = [some if each is None else each for each in final]
@@ -55,8 +57,18 @@ def _as_array(value: Any) -> Any:
     return value.cpu().numpy() if isinstance(value, Tensor) else value
 
 
-def _is_numeric(value: Any) -> bool:
-    """Whether a value of `infos`, perhaps nested, has numbers only."""
+def _numbers_of(value: Any) -> Any:
+    """The numbers in a value of `infos`, which may be nested; None if there are none.
+
+    Gymnasium collects values that are not of Python's own types, such as NumPy's bools, in an array of objects, with
+    None for environments without one; there they are 0, and a mask beside them says which these are.
+    """
     if isinstance(value, dict):
-        return all(map(_is_numeric, value.values()))
-    return np.asarray(value).dtype.kind in "biuf"
+        found = {name: each for name, every in value.items() if (each := _numbers_of(every)) is not None}
+        for name in value.keys() - found.keys():
+            found.pop(f"_{name}", None)  # its mask
+        return found or None
+    array = np.asarray(value)
+    if array.dtype.kind == "O" and all(each is None or np.isscalar(each) for each in array.flat):
+        array = np.asarray([0 if each is None else each for each in array.flat]).reshape(array.shape)
+    return array if array.dtype.kind in "biuf" else None

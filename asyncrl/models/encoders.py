@@ -19,7 +19,7 @@ from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout, ObservationPart, i
 from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.products import linear
 
-_BYTE_SCALE = 1.0 / 255.0
+_LARGEST_BYTE = 255.0
 _SMALLEST_FOR_NATURE = 36
 _IMPALA_CHANNELS = (16, 32, 32)
 Layers = tuple[tuple[Tensor, Tensor], ...]
@@ -101,6 +101,7 @@ class ConvEncoder(nn.Module):
     def __init__(self, part: ObservationPart, config: TrainConfig) -> None:
         super().__init__()
         self._shape = shape = part.shape
+        self._scale = 1.0 / (part.largest or _LARGEST_BYTE)
         self._axes = (0, *(axis + 1 for axis in image_axes(shape, part.channels)))
         height, width = image_size(shape, part.channels)
         channels = math.prod(shape) // (height * width)
@@ -119,14 +120,14 @@ class ConvEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """From images `[B, height * width * channels]`, as the environment orders them, to `[B, out]`.
 
-        Images of uint8 are scaled to [0, 1]; those of float32 are taken as they are.
+        Images of uint8 are scaled to [0, 1] by the bounds of their space; those of float32 are taken as they are.
         """
         batch = image.view(-1, *self._shape).permute(self._axes).reshape(-1, *self._size)
         if not batch.is_cuda:
             # On a CPU, convolutions and their gradients are 1.6 times as fast in this memory format.
             batch = batch.contiguous(memory_format=torch.channels_last)
         if batch.dtype == torch.uint8:
-            batch = batch.to(torch.float32).mul_(_BYTE_SCALE)  # bytes are a quarter of the numbers to reorder
+            batch = batch.to(torch.float32).mul_(self._scale)  # bytes are a quarter of the numbers to reorder
         # The gradient of the rectifier takes ten times as long where its arguments have different memory formats, so it
         # comes after `flatten`, which ends the format.
         return self.head(torch.relu(self.stack(batch).flatten(1)))  # type: ignore[no-any-return]

@@ -97,6 +97,7 @@ class TensorEnvGroup(EnvironmentGroup):
         """
         try:
             obs, reward, terminated, truncated, infos = self._env.step(self._actions.to_env(actions))
+            terminated, truncated = terminated.bool(), truncated.bool()  # some simulators have other dtypes
         except Exception as error:
             raise self._call_failed(0, "step", error) from error
         flags = row_flags(self._mode, self._holds_final_obs, terminated, truncated)

@@ -122,6 +122,46 @@ def test_an_environment_is_over_when_all_of_its_agents_have_ended() -> None:
     assert not any(states[-1].is_present)
 
 
+class EndsEmpty(agent_envs.TakeTurns):
+    """All agents are removed in the step that ends the game, before the steps without an action."""
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if any(self.terminations.values()):
+            self.agents, self.rewards = [], dict.fromkeys(self.possible_agents, 1.0)
+
+
+class Leaves(agent_envs.OwnBits):
+    """Its first agent leaves after two steps without an end."""
+
+    def step(self, actions: dict[str, int]) -> tuple[Any, ...]:
+        result = super().step(actions)
+        self.agents = self.agents[1:] if self.num_steps == 2 else self.agents
+        return result
+
+
+def test_agents_that_are_removed_at_once_have_ended() -> None:
+    env = as_agents_env(EndsEmpty(), "Empty")
+    assert env is not None
+    env.reset(seed=1)
+    state = [env.step([1, 1])[0] for _ in range(6)][-1]
+    assert state.is_over and state.terminated == [True, True] and not any(state.is_present)
+    assert state.reward == [1.0, 1.0]
+
+
+def test_an_agent_that_leaves_without_an_end_is_refused() -> None:
+    env = as_agents_env(Leaves(), "Leaves")
+    assert env is not None
+    env.reset(seed=1)
+    env.step([0, 0, 0])
+    with pytest.raises(UsageError, match=r"agent_0 is no longer among the agents .* neither terminated nor truncated"):
+        env.step([0, 0, 0])
+
+
+def test_the_probe_gives_lists_of_agents_actions_for_all() -> None:
+    assert probe("agent_envs:listed").num_agents == 2
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A package in PettingZoo's form: a module for each environment, some of which need what is not installed."""

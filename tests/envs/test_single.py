@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Dict, Discrete
@@ -10,6 +12,7 @@ from probe_envs import EndlessReward, Sentinel
 from tensor_envs import AsTensors
 
 from asyncrl.envs.factory import make_env
+from asyncrl.envs.interface import give_training_info
 from asyncrl.envs.single import SingleEnv
 from asyncrl.envs.tensors import SingleTensorEnv
 
@@ -51,6 +54,20 @@ def test_actions_reach_the_environment_as_they_are() -> None:
     nested = SingleEnv(SyncVectorEnv([Nested]), "X")
     nested.reset()
     assert nested.step({"a": 3})[1] == 3.0
+
+
+def test_methods_of_the_vectorized_environment_are_found() -> None:
+    class Told(SyncVectorEnv):
+        def set_training_info(self, info: dict[str, Any]) -> None:
+            self.info = info
+
+    vectorized = Told([lambda: EndlessReward(terminates=True)])
+    give_training_info(SingleEnv(vectorized, "X"), {"level": 2})
+    assert vectorized.info == {"level": 2}
+
+
+def test_any_name_of_a_function_is_an_id() -> None:
+    assert SingleEnv(SyncVectorEnv([lambda: EndlessReward(True)]), "__main__:main.<locals>.<lambda>").spec is not None
 
 
 def test_what_the_environment_tells_at_the_end_is_passed_on() -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
+from probe_envs import EndlessReward
 from run_helper import run
 from simulators import (
     LIMIT,
@@ -24,6 +26,7 @@ from tensor_groups import CPU, NUM_ENVS, NumberedSentinel, sentinels
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.integrations import as_vector_env, find_kind, wrap
+from asyncrl.integrations.arrays import TensorsOfArrays
 from asyncrl.on_device.env_group import TensorEnvGroup
 
 NO_END = torch.full((2, 1), -1.0)
@@ -148,3 +151,35 @@ def test_arrays_become_tensors(mode: AutoresetMode) -> None:
         step = group.step(torch.zeros(NUM_ENVS, 2))
         group.record_ends([step.ends], int(step.ends.ended.sum()))
     assert {tuple(each.extra_stats) for each in group.take_episodes()} >= {("number", "is_success")}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_is_no_number_leaves_the_numbers_beside_it(mode: AutoresetMode) -> None:
+    class Telling(EndlessReward):
+        def step(self, action: Any) -> Any:
+            *result, info = super().step(action)
+            told = {"is_success": np.bool_(True), "reason": "fell", "nothing": None}
+            stats = {"laps": np.float32(3.0), "name": "of the map"}
+            return *result, {**info, **told, "episode_extra_stats": stats}
+
+    makers = [lambda length=length: Telling(terminates=True, length=length) for length in (2, 3)]
+    group = group_of(wrap("gymnasium.vector", SyncVectorEnv(makers, autoreset_mode=mode)))
+    group.reset()
+    for _ in range(12):
+        step = group.step(torch.zeros(2, dtype=torch.int64))
+        group.record_ends([step.ends], int(step.ends.ended.sum()))
+    episodes = group.take_episodes()
+    assert {each.length for each in episodes} == {2, 3}
+    assert all(each.extra_stats == {"laps": 3.0, "is_success": 1.0} for each in episodes)
+
+
+def test_final_observations_may_be_one_batch() -> None:
+    class Batched(VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            obs, *others, _ = self.env.step(actions)
+            return {"a": obs}, *others, {"final_obs": {"a": obs + 1.0}, "_final_obs": np.ones(NUM_ENVS, bool)}
+
+    env = TensorsOfArrays(Batched(sentinels(AutoresetMode.SAME_STEP)))
+    env.reset()
+    obs, _, _, _, infos = env.step(torch.zeros(NUM_ENVS, 2))
+    assert torch.equal(infos["final_obs"]["a"], obs["a"] + 1.0)

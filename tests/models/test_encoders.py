@@ -85,8 +85,8 @@ def test_an_image_alone_has_no_layers_but_those_after_its_convolutions() -> None
     assert len(encoder.encoders) == 3 and encoder.output_size == 7
 
 
-def image_part(shape: tuple[int, ...]) -> ObservationPart:
-    (part,) = spec_of(spaces.Box(0, 255, shape, np.uint8)).observation.parts
+def image_part(shape: tuple[int, ...], largest: int = 255) -> ObservationPart:
+    (part,) = spec_of(spaces.Box(0, largest, shape, np.uint8)).observation.parts
     return part
 
 
@@ -103,11 +103,12 @@ def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], a
     torch.testing.assert_close(encoder(image.flatten(1)), expected)
 
 
+@pytest.mark.parametrize("largest", [1, 3, 255])
 @pytest.mark.parametrize("shape", [(12, 10, 3), (3, 12, 10)])
-def test_bytes_of_an_image_are_scaled_by_their_largest_value(shape: tuple[int, ...]) -> None:
-    encoder = ConvEncoder(image_part(shape), TrainConfig())
-    image = torch.randint(0, 256, (2, int(np.prod(shape))), dtype=torch.uint8)
-    torch.testing.assert_close(encoder(image), encoder(image / 255.0))
+def test_bytes_of_an_image_are_scaled_by_their_largest_value(shape: tuple[int, ...], largest: int) -> None:
+    encoder = ConvEncoder(image_part(shape, largest), TrainConfig())
+    image = torch.randint(0, largest + 1, (2, int(np.prod(shape))), dtype=torch.uint8)
+    torch.testing.assert_close(encoder(image), encoder(image / largest))
 
 
 @pytest.mark.parametrize("architecture", ["nature", "impala"])

@@ -65,6 +65,23 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
     assert len(found) > 20
 
 
+@in_each_mode
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_flags_of_any_dtype_are_bools(dtype: torch.dtype, mode: AutoresetMode) -> None:
+    class OtherFlags(VectorWrapper):
+        def step(self, actions: Any) -> Any:
+            obs, reward, terminated, truncated, infos = self.env.step(actions)
+            return obs, reward, terminated.to(dtype), truncated.to(dtype), infos
+
+    group, expected = tensor_group(OtherFlags(AsTensors(sentinels(mode)))), tensor_group(AsTensors(sentinels(mode)))
+    assert torch.equal(group.reset(), expected.reset())
+    for _ in range(40):
+        step, wanted = group.step(torch.zeros(NUM_ENVS, 2)), expected.step(torch.zeros(NUM_ENVS, 2))
+        for name in (*FIELDS, "next_rows"):
+            assert torch.equal(getattr(step, name), getattr(wanted, name))
+        assert torch.equal(step.ends.episode_return, wanted.ends.episode_return)
+
+
 def test_an_observation_that_ends_an_episode_need_not_be_finite() -> None:
     class EndsWithNan(VectorWrapper):
         def step(self, actions: Any) -> Any:
