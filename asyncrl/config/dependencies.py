@@ -88,7 +88,10 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"cluster": ("ray",)}, "ray_address num_remote_hosts num_workers_per_remote_host ray_resources ray_runtime_env"),
     ({"cluster": ("ray",)}, "remote_start_timeout cluster_bandwidth_mbit"),
     ({"cluster": ("ray",), **_ACTOR_LEARNER}, "cluster_observations"),
-    ({"cluster": ("ray",), **_TRAJECTORIES, "async_rl": (True,), "fixed_lag": (False,)}, "remote_slots_in_flight"),
+    (
+        {"cluster": ("ray",), **_TRAJECTORIES, **_ACTOR_LEARNER, "async_rl": (True,), "fixed_lag": (False,)},
+        "remote_slots_in_flight",
+    ),
     ({"cluster": ("ray",), **_REPLAY, "async_rl": (True,)}, "remote_rows_in_flight"),
     ({"self_play": (True,)}, "self_play_pool_share self_play_pool_size self_play_add_every_env_steps"),
     ({"with_pbt": (True,)}, "pbt_period_env_steps pbt_start_mutation pbt_replace_fraction pbt_mutation_rate"),

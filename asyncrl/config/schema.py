@@ -498,7 +498,9 @@ class TrainConfig(BaseModel):
         "worker that is over it pulls and computes again. none means no bound, and nobody waits",
     )
     num_gradients_to_combine: AutoPositiveInt = _hogwild(
-        "auto", "gradients mode: number of gradients combined into one step; auto is the number of workers"
+        "auto",
+        "gradients mode: number of gradients combined into one step; auto is the number of workers, or less where most "
+        "of them are in one pool on another machine",
     )
     combine_gradients: Literal["mean", "sum"] = _hogwild(
         "mean", "gradients mode: how gradients are combined before clipping"

@@ -10,6 +10,7 @@ A worker's slot or replay, and its gradients, are in private memory.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 
@@ -76,9 +77,10 @@ def build_parameter_server(
     clock = _clock(setup, resumed)
     learner: ServerActorCritic | ServerSac
     if config.is_off_policy:
-        learner = ServerSac(make_model(SacActor, setup.spec, config), config, setup.spec, storage)
+        learner = ServerSac(make_model(SacActor, setup.spec, config), setup.learner_config, setup.spec, storage)
     else:
-        learner = ServerActorCritic(make_model(ActorCritic, setup.spec, config), config, storage, ReturnUnits(arena))
+        model = make_model(ActorCritic, setup.spec, config)
+        learner = ServerActorCritic(model, setup.learner_config, storage, ReturnUnits(arena))
     trained = SharedTensor(arena, CRITIC if config.is_off_policy else MODEL)
     places = GradientPlaces(arena) if hogwild.mode == "gradients" else None
     count = hogwild.num_gradients_to_combine
@@ -124,7 +126,7 @@ def _build_trajectory_worker(
     seed: int,
     server: Waker,
 ) -> HogwildTrajectoryWorker:
-    config, device, worker_idx = _of_rollouts(setup.config, hogwild), parts.device, parts.worker_idx
+    config, device, worker_idx = _of_rollouts(setup.learner_config, hogwild), parts.device, parts.worker_idx
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
     shared = SharedStorage(setup.arena, worker_idx + 1, copies, parts.meter)
     if hogwild.mode == "gradients":
@@ -167,7 +169,7 @@ def _build_sac_worker(
     seed: int,
     server: Waker,
 ) -> HogwildSacWorker:
-    config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
+    config = setup.learner_config.model_copy(update={"seed": seed})  # each worker draws other noise
     actor, device = make_model(SacActor, setup.spec, config), parts.device
     storage: ParameterStore
     places = None
@@ -181,7 +183,8 @@ def _build_sac_worker(
         # An update has several steps, each at the weights that the one before has left: copies follow each of them.
         copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
         storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
-    learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter)
+    note_update = functools.partial(parts.control.count_turn, parts.worker_idx)
+    learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter, note_update)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, seed)
@@ -210,7 +213,7 @@ def _build_sac_worker(
 
 def _initialize(setup: RunSetup) -> None:
     """Writes the initial learner, or that of a checkpoint, into the arena."""
-    config, storage, saved = setup.config, InitialStorage(setup.arena), state_to_begin_with(setup)
+    config, storage, saved = setup.learner_config, InitialStorage(setup.arena), state_to_begin_with(setup)
     learner: OnPolicyLearner | SacLearner
     if config.is_off_policy:
         learner = SacLearner(make_model(SacActor, setup.spec, config), config, setup.spec, _CPU, storage)

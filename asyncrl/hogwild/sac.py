@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,14 +31,28 @@ class HogwildSacLearner(SacLearner):
         device: torch.device,
         storage: ParameterStore,
         meter: StalenessMeter,
+        note_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts with the shared networks; `meter` measures the staleness of updates, and may bound it."""
+        """Starts with the shared networks.
+
+        Args:
+            actor: see `SacLearner`, as are `config`, `spec`, `device` and `storage`.
+            config: the settings.
+            spec: spaces of the environment.
+            device: of this learner's copies.
+            storage: the shared networks.
+            meter: measures the staleness of updates, and may bound it.
+            note_update: called after each update, of which several in a row may take long.
+        """
         super().__init__(actor, config, spec, device, storage)
         self._meter = meter
+        self._note_update = note_update
         self._update_once, self._update = self._update, self._update_within_bound
 
     def _update_within_bound(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        return self._meter.update(lambda: self._update_once(inputs, trains_actor), self._pull)
+        figures = self._meter.update(lambda: self._update_once(inputs, trains_actor), self._pull)
+        self._note_update()
+        return figures
 
     def _pull(self) -> None:
         self._storage.sync()

@@ -310,7 +310,8 @@ class OnPolicyLearner:
         Raises:
             RunFailed: too many steps in a row were skipped.
         """
-        assert self._trained is not None
+        if self._trained is None:
+            return None
         (dataset, prepared, samples, all_steps, learning_rates), self._trained = self._trained, None
         were_taken: list[bool] = _were_taken(all_steps).tolist()
         weight = samples.weight

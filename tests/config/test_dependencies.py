@@ -49,6 +49,10 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             "--num_batches_to_accumulate (needs fixed_lag=False)",
         ),
         (["--fixed_lag=True", "--async_rl=False"], "--fixed_lag (needs async_rl=True)"),
+        (
+            ["--cluster=ray", "--backend=hogwild", "--hogwild_mode=gradients", "--remote_slots_in_flight=4"],
+            "--remote_slots_in_flight (needs backend=actor_learner)",
+        ),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
         (["--algo=sac", "--burn_in=64"], "--burn_in (needs use_rnn=True)"),

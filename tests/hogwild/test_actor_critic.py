@@ -19,6 +19,7 @@ from asyncrl.algorithms.ppo import ppo_loss
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import ReturnUnits, SharedMoments, SharedTensor
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
@@ -59,11 +60,11 @@ PROBE = EnvSpec(ENV, vector_observation(2), CHOICE.action.__class__(2, 0), None)
 class Pair:
     """A server and two workers in one process."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, hyperparameters: Hyperparameters | None = None, **settings: Any) -> None:
         config = TrainConfig(**{**SETTINGS, **settings})
         plan = resolve(config, Machine(cores=2))
         assert plan.hogwild is not None
-        self.setup = RunSetup.create(config, plan, PROBE, Path("unused"))
+        self.setup = RunSetup.create(config, plan, PROBE, Path("unused"), hyperparameters=hyperparameters)
         self.wakers = [Waker() for _ in range(3)]
         self.server: ParameterServer = build_parameter_server(
             self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
@@ -775,3 +776,44 @@ def test_sizes_of_shared_tensors_are_known_without_building_the_networks(spec: E
     storage = SizingStorage()
     SacLearner(SacActor(spec, config), config, spec, torch.device("cpu"), storage)
     assert storage.sizes == trained_sizes(spec, config)
+
+
+def test_the_end_of_the_run_in_the_first_pass_over_a_rollout_is_no_error() -> None:
+    pair = Pair(algo="ppo", hogwild_mode="synced", num_epochs=5, rollout=8, batch_size=12)
+    worker, updates = pair.workers[0], pair.workers[0]._learner.updates
+
+    def ended(*args: Any) -> Any:
+        for each in updates(*args):
+            pair.setup.control.ended = True
+            yield each
+
+    worker._learner.updates = ended
+    worker.poll()
+    assert pair.shared.num_steps == 1
+    pair.close()
+
+
+def test_each_update_of_sac_is_a_turn_so_many_in_a_row_are_no_hang() -> None:
+    off_policy = {"algo": "sac", "warmup_env_steps": 12, "batch_size": 8, "updates_per_env_step": 2.0}
+    pair = Pair(hogwild_mode="shared", **off_policy)
+    worker, progress, seen = pair.workers[0], pair.setup.control.progress, []
+    update = worker._learner._update_once
+
+    def watched(*args: Any) -> Any:
+        seen.append(progress(0))
+        return update(*args)
+
+    worker._learner._update_once = watched
+    while not seen:
+        worker.poll()
+    assert len(seen) > 5 and np.all(np.diff(seen) > 0)
+    pair.close()
+
+
+def test_hyperparameters_that_an_observer_has_changed_stay_in_effect() -> None:
+    pair = Pair(Hyperparameters(learning_rate=0.0), hogwild_mode="shared", learning_rate=0.1)
+    before = pair.shared.value.copy()
+    for worker in pair.workers:
+        worker.poll()
+    assert pair.shared.num_steps == 2 and np.array_equal(before, pair.shared.value)
+    pair.close()
