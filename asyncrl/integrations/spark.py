@@ -115,7 +115,7 @@ def rank_variables(hosts: Sequence[str], rank: int, port: int, run: str, attempt
         "LOCAL_WORLD_SIZE": str(hosts.count(host)),
         "MASTER_ADDR": hosts[0],
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_RUN_ID": f"{run}/{attempt}",
         "TORCHELASTIC_RESTART_COUNT": attempt,
     }
 

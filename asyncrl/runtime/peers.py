@@ -1,6 +1,9 @@
 """The connection of a rank's runner to the runners of the other ranks: settings from rank 0, and signs of life.
 
-Each runner increments a counter in torchrun's store, and checks that the counters of the others change. A rank that
+A rank 0 that starts writes a new token into torchrun's store, and answers the other ranks that greet it under this
+token; all that the ranks of one attempt say is under it. So what an earlier attempt has left there is never read.
+
+Each runner then increments a counter in the store, and checks that the counters of the others change. A rank that
 fails writes the reason there; a rank whose machine is down writes nothing. The learners' exchanges have no time limit,
 because a rank may wait long for its environments: the runner ends them. Where the runner itself learns, in serial mode,
 it may be such an exchange that never ends; then the heartbeat ends the process.
@@ -10,8 +13,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -31,6 +36,8 @@ SILENCE_S = 30.0
 """Time without a response after which a rank counts as dead."""
 START_S = 300.0
 """How long a rank may take to connect."""
+GREETING_S = 2.0
+"""How long to wait for rank 0's answer before its token is read again."""
 UNHEARD_S = 60.0
 """How long a runner that learns may leave the failure of another rank unread: then it waits for that rank for ever."""
 LOST_OTHERS = "lost the connection to the other ranks during an exchange"
@@ -39,20 +46,28 @@ EXPLANATION_S = 5.0
 LEAVE_S = 5.0
 """How long an ending rank waits for a store that may not answer."""
 _LONGEST_INTERVAL_S = 2.0
+_FIRST_BEATS_S = 0.1  # between beats until all others have been heard
+_POLL_S = 0.02
 _LOST_STORE = "the store of the run's ranks has not answered for"
 _NOT_FAILED = (0, 130, 143)
 
 
-def open_store(address: RankAddress, part: str, *, is_runner: bool = False) -> Store:
+def open_store(address: RankAddress, part: str) -> Store:
     """Connects to the store of a run's ranks; each `part` has separate keys.
 
     Raises:
         RunFailed: the store does not answer.
     """
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    return PrefixStore(f"{address.meeting}/{part}", _connect(address))
+
+
+def _connect(address: RankAddress, *, is_runner: bool = False) -> Store:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     try:
-        store = TCPStore(
+        return TCPStore(
             address.host,
             address.port,
             is_master=is_runner and address.has_store and address.rank == 0,
@@ -63,28 +78,67 @@ def open_store(address: RankAddress, part: str, *, is_runner: bool = False) -> S
     except RuntimeError as error:
         where = f"{address.host}:{address.port}"
         raise RunFailed(f"rank {address.rank} cannot reach the store of its run at {where}", str(error)) from None
-    return PrefixStore(f"{address.meeting}/{part}", store)
+
+
+def _meet(address: RankAddress, store: Store) -> RankAddress:
+    """The address with the token of this attempt in its `meeting`.
+
+    Raises:
+        RunFailed: rank 0 does not answer, or the store has been lost.
+    """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    own = secrets.token_hex(8)
+    if address.rank == 0:
+        store.set("token", own)
+        return dataclasses.replace(address, meeting=f"{address.meeting}/{own}")
+    deadline = time.monotonic() + START_S
+    try:
+        while time.monotonic() < deadline:
+            if not store.check(["token"]):
+                time.sleep(_POLL_S)
+                continue
+            token = store.get("token").decode()
+            runners = PrefixStore(f"{token}/runners", store)
+            runners.set(f"greeting/{address.rank}", own)
+            answer_until = time.monotonic() + GREETING_S
+            while time.monotonic() < answer_until:
+                if runners.check([f"answer/{address.rank}"]) and runners.get(f"answer/{address.rank}").decode() == own:
+                    return dataclasses.replace(address, meeting=f"{address.meeting}/{token}")
+                time.sleep(_POLL_S)
+    except RuntimeError as error:
+        raise RunFailed(f"rank {address.rank} has lost the store of its run", str(error)) from None
+    raise RunFailed(f"rank {address.rank}: rank 0 has not answered for {START_S:.0f} s")
 
 
 class Peers:
     """The other ranks. Rank 0 sends the settings, and every rank reports its outcome.
 
     Attributes:
+        address: of this rank, with a `meeting` that other attempts do not have.
         runner_learns: whether the main thread itself exchanges gradients, and so may wait for a dead rank for ever.
     """
 
     def __init__(self, address: RankAddress) -> None:
-        """Connects, and starts the heartbeat."""
-        self.address = address
+        """Connects, and starts the heartbeat; other ranks wait until rank 0 has answered.
+
+        Raises:
+            RunFailed: the store or rank 0 does not answer.
+        """
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        self._all_attempts = PrefixStore(address.meeting, _connect(address, is_runner=True))  # rank 0 may own the store
+        self.address = address = _meet(address, self._all_attempts)
         self.is_first = address.rank == 0
         self.runner_learns = False
         self._has_sent_settings = False
         self._own_failure: str | None = None
-        self._store = open_store(address, "runners", is_runner=True)
+        self._store = open_store(address, "runners")
         self._failure: str | None = None
         self._others = [rank for rank in range(address.num_ranks) if rank != address.rank]
         # An interval counts as 2 s at most: a run that was suspended for an hour has heard nothing, and is well.
         self._beats: dict[int, bytes] = {}
+        self._answered: set[int] = set()  # whose greeting rank 0 has answered
         self._silences_s = dict.fromkeys(self._others, 0.0)
         self._looked_at = self._checked_at = self._answered_at = time.monotonic()
         self._store_silence_s = 0.0
@@ -160,6 +214,10 @@ class Peers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Reports the end or the failure of this rank, and stops the heartbeat."""
+        # Ranks that start later than a short run ends learn from its store that it has ended.
+        deadline = time.monotonic() + (SILENCE_S if self.is_first and error is None else 0.0)
+        while len(self._answered) < len(self._others) and self._failure is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         self._is_leaving.set()
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
@@ -173,11 +231,12 @@ class Peers:
 
     def _beat(self) -> None:
         number, lost_s = 0, 0.0
-        while not self._is_leaving.wait(BEAT_S):
+        while not self._is_leaving.wait(BEAT_S if len(self._beats) == len(self._others) else _FIRST_BEATS_S):
             number += 1
             began = time.monotonic()
             try:
                 self._store.set(f"beat/{self.address.rank}", str(number))
+                self._answer_greetings()
                 self._exchange_shared()
                 self._check_others(began)
                 self._answered_at = time.monotonic()
@@ -191,6 +250,13 @@ class Peers:
             if self.runner_learns and is_late and not self._is_heard:
                 print(f"error: {self._failure}", file=sys.stderr, flush=True)
                 os._exit(1)
+
+    def _answer_greetings(self) -> None:
+        """Answers (rank 0) those whose heart does not beat yet; of a rank that has begun, a successor has to wait."""
+        for rank in (rank for rank in self._others if self.is_first and rank not in self._beats):
+            if self._store.check([f"greeting/{rank}"]):
+                self._store.set(f"answer/{rank}", self._store.get(f"greeting/{rank}").decode())
+                self._answered.add(rank)
 
     def _exchange_shared(self) -> None:
         if self.is_first and self._to_share is not self._shared:

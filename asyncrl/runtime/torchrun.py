@@ -21,7 +21,8 @@ class RankAddress:
         local_rank, num_local_ranks: the same among the ranks of this machine.
         host, port: address of the store.
         has_store: whether rank 0 has to open the store; otherwise torchrun's agent has.
-        meeting: a name in the store that differs from those of other runs and of earlier attempts.
+        meeting: a name in the store that differs from those of other runs. torchrun's count of restarts is not in it,
+            because each machine has its own: `asyncrl.runtime.peers` tells attempts apart.
     """
 
     rank: int
@@ -44,7 +45,6 @@ def take_rank(environment: MutableMapping[str, str]) -> RankAddress | None:
         return None
     rank, num_ranks = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     run = environment.get("TORCHELASTIC_RUN_ID", "")
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     address = RankAddress(
         rank=rank,
         num_ranks=num_ranks,
@@ -53,7 +53,7 @@ def take_rank(environment: MutableMapping[str, str]) -> RankAddress | None:
         host=environment["MASTER_ADDR"],
         port=int(environment["MASTER_PORT"]),
         has_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        meeting=f"asyncrl/{run}/{attempt}",
+        meeting=f"asyncrl/{run}",
     )
     for name in [*_NEEDED, *_OTHERS, *(name for name in environment if name.startswith(_PREFIX))]:
         environment.pop(name, None)

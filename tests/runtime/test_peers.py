@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
             time.sleep(0.01)
         second._is_leaving.set()  # its machine is gone: no beat, and no word
         assert "rank 1 has not responded for" in failure_seen_by(first)
-    with join(1) as other, join(0) as left:
+    with join(0) as left, join(1) as other:
         other.check()
         left.__exit__(None, None, None)
         time.sleep(1.0)
@@ -136,6 +137,72 @@ def test_settings_may_take_as_long_as_the_first_rank_lives(
         sender = threading.Timer(2.0, first.send_settings, [{"config": {}}])
         sender.start()
         assert second.receive_settings() == {"config": {}}
+
+
+def test_what_an_earlier_attempt_has_left_in_the_store_is_not_read(
+    free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "BEAT_S", 0.02)
+    monkeypatch.setattr(peers, "GREETING_S", 0.2)
+    of_agent = peers._connect(
+        RankAddress(0, 2, 0, 2, "127.0.0.1", free_port, has_store=True, meeting=""), is_runner=True
+    )
+
+    def join(rank: int) -> Peers:
+        return Peers(RankAddress(rank, 2, rank, 2, "127.0.0.1", free_port, has_store=False, meeting="test"))
+
+    with join(0) as first:
+        first.send_settings({"attempt": 1})
+        with join(1) as second:
+            assert second.receive_settings() == {"attempt": 1}
+            second.explain(RunFailed("the machine went down"))
+        failure_seen_by(first)
+    # The second rank is back first: it greets the token of the attempt before until the first rank has a new one.
+    found: list[Peers] = []
+    waiting = threading.Thread(target=lambda: found.append(join(1)))
+    waiting.start()
+    time.sleep(0.5)
+    assert not found
+    with join(0) as first:
+        first.send_settings({"attempt": 2})
+        waiting.join(LIMIT_S)
+        with found[0] as second:
+            assert second.receive_settings() == {"attempt": 2}
+            assert second.address.meeting == first.address.meeting
+            deadline = time.monotonic() + LIMIT_S
+            while (1 not in first._beats or 0 not in second._beats) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            first.check()
+            second.check()
+    del of_agent
+
+
+def test_a_rank_that_is_started_again_alone_gets_no_answer(
+    join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with join(0) as first, join(1):
+        deadline = time.monotonic() + LIMIT_S
+        while 1 not in first._beats and time.monotonic() < deadline:
+            time.sleep(0.01)
+        monkeypatch.setattr(peers, "START_S", 0.5)
+        with pytest.raises(RunFailed, match=r"rank 1: rank 0 has not answered for 0 s"):
+            join(1)
+
+
+def test_a_rank_that_starts_after_the_first_one_has_ended_learns_of_it(join: Callable[[int], Peers]) -> None:
+    found: list[dict[str, Any]] = []
+
+    def start_late() -> None:
+        time.sleep(0.5)
+        with join(1) as late:
+            found.append(late.receive_settings())
+
+    late = threading.Thread(target=start_late)
+    with join(0) as first:
+        late.start()
+        first.send_settings({"exit_code": 0})
+    late.join(LIMIT_S)
+    assert found == [{"exit_code": 0}]
 
 
 UNHEARD = """
