@@ -8,6 +8,7 @@ Nothing is learned: weights and statistics are those of the checkpoint, rewards 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -23,6 +24,7 @@ from asyncrl.config.flags import format_help, option, option_flags, parse_option
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.run_folder import as_folder_name
 
 if TYPE_CHECKING:
     import gymnasium
@@ -285,7 +287,7 @@ def _play_matches(options: _Options) -> _Matches:
             num_envs=1 if options.render else options.num_envs,
             seed=options.seed,
             deterministic=options.deterministic,
-            make=_env_factory(policy.config, options),
+            make=_match_factory(policy.config, options),
         )
     )
 
@@ -318,14 +320,23 @@ def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
 
 def _env_factory(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.Env[Any, Any]] | None:
     """Makes environments that are shown or recorded; None without --render and --video."""
+    make = _match_factory(config, options)
+    return None if make is None else functools.partial(make, "")
+
+
+def _match_factory(config: TrainConfig, options: _Options) -> Callable[[str, int], gymnasium.Env[Any, Any]] | None:
+    """As `_env_factory`; files of recordings begin with the name of the match."""
     if options.video is None and not options.render:
         return None
     from asyncrl.envs.showing import make_shown_env
 
-    def make(number: int) -> gymnasium.Env[Any, Any]:
+    def make(match: str, number: int) -> gymnasium.Env[Any, Any]:
         if (folder := options.video) is None:
             return make_shown_env(config, "human", None, number)
-        return make_shown_env(config, "rgb_array", lambda idx: folder / f"env-{number}-episode-{idx}.mp4", number)
+        begin = f"{as_folder_name(match)}-" if match else ""
+        return make_shown_env(
+            config, "rgb_array", lambda idx: folder / f"{begin}env-{number}-episode-{idx}.mp4", number
+        )
 
     return make
 

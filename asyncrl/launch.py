@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
@@ -41,7 +42,7 @@ class _Options(BaseModel):
         "threads]",
     )
     retries: NonNegativeInt = option(2, "how often a run that failed is resumed [default 2]")
-    changed: IfChanged = option(
+    changed: Literal["refuse", "repeat", "resume"] = option(
         "refuse",
         "what to do with runs that were made with other settings: refuse to start; repeat them, and keep the old ones "
         "as NAME_old; or resume them with the new settings [default refuse]",
@@ -79,8 +80,7 @@ def _launch(arguments: Sequence[str]) -> int:
     if problems or options is None:
         raise UsageError("\n".join(problems))
     grid = read_grid(Path(given[0]), options.train_dir)
-    # A table is of what was made, also with other settings.
-    if_changed: IfChanged = "resume" if options.table else options.changed
+    if_changed: IfChanged = "show" if options.table else options.changed
     launch = Launch(grid, num_slots=options.slots, retries=options.retries, if_changed=if_changed)
     if options.write is not None:
         return _write_job_file(launch, options, options.write)

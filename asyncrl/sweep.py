@@ -172,6 +172,12 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
         options.objective, math.inf if options.threshold is None else options.threshold, options.baseline
     )
     flags = _with_settings_of_file(texts, fixed)
+    given = {flag[2:].partition("=")[0] for flag in flags} & content["space"].keys()
+    if given:
+        content["space"] = {name: values for name, values in content["space"].items() if name not in given}
+        if not content["space"]:
+            raise UsageError(f"--{', --'.join(sorted(given))}: nothing is left in {path} to search.")
+        print(f"not searched, because given: {', '.join(sorted(given))}", flush=True)
     return Definition(flags, content, objective, options.sampler, options.pruner, options.search_seed)
 
 

@@ -28,5 +28,5 @@ def pretends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Slots, "start", start_pretending)
     for module in (launch, sweep):
-        monkeypatch.setattr(module, "check_environment", lambda run, machine: None)
+        monkeypatch.setattr(module, "check_environment", lambda run, machine, *more: None)
     return started

@@ -19,7 +19,7 @@ from asyncrl.envs.spec import DiscreteAction
 from asyncrl.evaluate import main
 from asyncrl.evaluation.matches import MatchResult, RandomPlayer, play_matches, same_spaces
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.policy import Policy
+from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.checkpoint import Checkpoint
 from asyncrl.runtime.run_folder import MARKER
@@ -87,11 +87,22 @@ def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: p
 
 
 def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: Path) -> None:
-    from asyncrl.policy import load_policy
-
     (result, _) = play_matches(load_policy(bad), {"good": [load_policy(good)]}, episodes=5)
     assert result.returns == (0.0,) * 5 and result.best_of_others == (2.0,) * 5
     assert (result.won, result.drawn, result.lost) == (0, 0, 5)
+
+
+def test_each_match_has_environments_of_its_own_name(good: Path, bad: Path) -> None:
+    made: list[tuple[str, int]] = []
+
+    def make(match: str, number: int) -> Any:
+        made.append((match, number))
+        return make_env("agent_envs:take_turns")
+
+    opponents = {name: [load_policy(bad)] for name in ("bad", "worse")}
+    play_matches(load_policy(good), opponents, episodes=2, num_envs=2, make=make)
+    names = [f"{agent} against {name}" for name in opponents for agent in ("first", "second")]
+    assert made == [(name, number) for name in names for number in range(2)]
 
 
 def test_random_players_keep_to_the_mask() -> None:

@@ -94,7 +94,7 @@ class Run:
         config: settings by name, from config.yaml; empty without the file.
         records: records of the first rank, each with `env_steps` of all ranks.
         recorded_workers: number of rollout workers of each rank, from summary.json; None if unknown.
-        other_ranks: records of each other rank.
+        other_ranks: records of each other rank; none of a rank whose folder is on another machine.
     """
 
     name: str
@@ -208,13 +208,11 @@ def _read_run(path: Path, name: str) -> Run:
     folder = RunFolder(path)
     if not path.is_dir():
         raise UsageError(f"There is no run {path}: give its folder's path, or its name in {TRAIN_DIR}.")
-    of_ranks = []
-    for metrics in folder.metrics_of_ranks:
-        of_ranks.append(read_records(metrics))
-        if not metrics.exists():
-            raise UsageError(f"{metrics.parent} has no {metrics.name}: give the folder of a run that has trained.")
-        if not of_ranks[-1]:
-            raise UsageError(f"{metrics} has no record yet: let the run train until it has written one.")
+    of_ranks = list(map(read_records, folder.metrics_of_ranks))
+    if not folder.metrics.exists():
+        raise UsageError(f"{path} has no {folder.metrics.name}: give the folder of a run that has trained.")
+    if not of_ranks[0]:
+        raise UsageError(f"{folder.metrics} has no record yet: let the run train until it has written one.")
     summary = _parse(folder.summary.read_text(encoding="utf-8", errors="replace")) if folder.summary.is_file() else None
     workers = summary.get("num_workers") if isinstance(summary, dict) else None
     workers = workers if isinstance(workers, int) and workers > 0 else None

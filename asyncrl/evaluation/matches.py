@@ -6,6 +6,7 @@ If agents have different spaces, the policy plays all agents of its spaces, and 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -108,7 +109,7 @@ def play_matches(
     num_envs: int = 8,
     seed: int = 0,
     deterministic: bool = False,
-    make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
+    make: Callable[[str, int], gymnasium.Env[Any, Any]] | None = None,
 ) -> list[MatchResult]:
     """Plays a policy against each opponent, as each agent in turn. Arguments and errors are those of `evaluate`.
 
@@ -119,19 +120,20 @@ def play_matches(
         num_envs: see `evaluate`.
         seed: see `evaluate`; the same for each agent and opponent.
         deterministic: see `evaluate`.
-        make: see `evaluate`.
+        make: see `evaluate`; it gets the names of agent and opponent, too, as in `first against random`.
     """
     results, spec = [], policy.spec
     seats = [spec.own_agents] if spec.spaces else [[agent] for agent in spec.own_agents]
     for name, players in opponents.items():
         for seat in seats:
+            match = f"{', '.join(spec.agents[place] for place in seat)} against {name}"
             played = evaluate(
                 policy,
                 episodes=episodes,
                 num_envs=num_envs,
                 seed=seed,
                 deterministic=deterministic,
-                make=make,
+                make=None if make is None else functools.partial(make, match),
                 others=players,
                 choose=lambda place, _, seat=seat: 0 if place in seat else 1 + spec.kind_of(place),  # type: ignore[misc]
             )

@@ -32,12 +32,13 @@ from asyncrl.experiments.runs import (
     output_file,
     plan_run,
     read_summary,
+    with_earlier_names,
 )
 from asyncrl.experiments.slots import Command, Ended, Slots
 from asyncrl.runtime.run_folder import write_text_atomically
 
 State = Literal["waiting", "training", "trained", "evaluating", "finished", "failed"]
-IfChanged = Literal["refuse", "repeat", "resume"]
+IfChanged = Literal["refuse", "repeat", "resume", "show"]
 _LOOK_EVERY_S = 1.0
 _EXIT_USAGE = 2
 _MOST_SHOWN = 5
@@ -92,10 +93,11 @@ class Launch:
                 each of their threads.
             retries: how often a run that failed is resumed.
             if_changed: what to do with a run that was made with other settings: refuse to start, repeat it (the old
-                one is kept as NAME_old), or resume it with the new settings.
+                one is kept as NAME_old), resume it with the new settings, or show it as it is, in a table.
 
         Raises:
-            UsageError: a run cannot start, or was made with other settings and `if_changed` is `refuse`.
+            UsageError: a run cannot start, or was made with other settings and `if_changed` is `refuse`, or `resume`
+                although it has reached its limit.
         """
         self._grid = grid
         self._num_slots = num_slots
@@ -179,29 +181,40 @@ class Launch:
             raise UsageError(
                 "\n".join(f"{name}: {line}" for text, name in problems.items() for line in text.split("\n"))
             )
+        for each, run in zip(planned, with_earlier_names([each.run for each in planned]), strict=True):
+            each.run = run
         return planned
 
     def _read_states(self, if_changed: IfChanged) -> None:
-        changed = {}
+        changed: dict[str, str] = {}
+        over: list[str] = []
         for each in self.runs:
             changes = changed_settings(each.run)
-            if not changes:
-                if is_finished(each.run):
-                    each.state = "trained" if self._lacks_evaluation(each.run) else "finished"
+            if (not changes or if_changed == "show") and is_finished(each.run):
+                each.state = "trained" if self._lacks_evaluation(each.run) else "finished"
+            if not changes or if_changed == "show":
                 continue
             changed[each.run.name] = ", ".join(map(str, changes))
+            if if_changed == "resume" and is_finished(each.run):
+                over.append(each.run.name)
             if if_changed == "repeat":
                 each.once = ("--restart_behavior=restart",)
             else:
                 each.once = tuple(as_flag(change.name, change.now) for change in changes)
+        if over:
+            lines = [
+                f"{name} has reached its limit, so nothing of it would be trained with {changed[name]}."
+                for name in over
+            ]
+            choices = "Give a larger train_for_env_steps, or --changed=repeat to make such runs again."
+            raise UsageError("\n".join([*lines[:_MOST_SHOWN], *_and_more(lines), choices]))
         if changed and if_changed == "refuse":
             lines = [f"{name} was made with other settings: {text}." for name, text in changed.items()]
-            more = [f"{len(lines) - _MOST_SHOWN} other runs, too."] if len(lines) > _MOST_SHOWN else []
             choices = (
                 "Give --changed=repeat to make such runs again (the old ones are kept as NAME_old), --changed=resume "
                 "to continue them with the new settings, or another --train_dir."
             )
-            raise UsageError("\n".join([*lines[:_MOST_SHOWN], *more, choices]))
+            raise UsageError("\n".join([*lines[:_MOST_SHOWN], *_and_more(lines), choices]))
 
     def _check_environments(self) -> None:
         """Checks the first run of each environment as training would, before any run starts."""
@@ -212,7 +225,7 @@ class Launch:
             key = (config.env_id, json.dumps(config.env_kwargs, sort_keys=True), config.env_backend)
             if each.state == "waiting" and key not in seen:
                 seen.add(key)
-                check_environment(each.run, machine)
+                check_environment(each.run, machine, *each.once)
 
     def _start_next(self, slots: Slots, say: Callable[[str], None]) -> bool:
         """Starts commands while there is room, in order; returns whether one still waits."""
@@ -299,6 +312,10 @@ class Launch:
             "fps": summary.get("fps"),
             "wall_s": summary.get("wall_s"),
         }
+
+
+def _and_more(lines: Sequence[str]) -> list[str]:
+    return [f"{len(lines) - _MOST_SHOWN} other runs, too."] if len(lines) > _MOST_SHOWN else []
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str, form: Callable[[float], str]) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asyncrl.analysis.records import ELAPSED, EVAL_RETURN, STEPS, TRAIN_RETURN
 from asyncrl.config.checks import find_problems
-from asyncrl.config.errors import ConfigError, Problem
+from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.fixed_settings import Change, changes
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
@@ -85,13 +87,18 @@ def plan_run(name: str, train_dir: Path, flags: tuple[str, ...], machine: Machin
     return PlannedRun(name, train_dir, flags, loaded.config, plan.num_threads)
 
 
-def check_environment(run: PlannedRun, machine: Machine) -> None:
+def check_environment(run: PlannedRun, machine: Machine, *more: str) -> None:
     """Makes every check that training makes before it starts, the environment and its memory included.
+
+    Args:
+        run: the run.
+        machine: the machine, or the part of it that a run has.
+        more: flags of its next start only.
 
     Raises:
         ConfigError: the run cannot start.
     """
-    checked = preflight.run(load(run.flags, lenient=True), machine)
+    checked = preflight.run(load([*run.flags, *run.place, *more], lenient=True), machine)
     problems = list(checked.problems)
     if checked.environment_failure is not None:
         problems.append(Problem(("env",), checked.environment_failure))
@@ -168,10 +175,38 @@ def changed_settings(run: PlannedRun) -> list[Change]:
     Raises:
         UsageError: the settings of the saved run cannot be read.
     """
-    folder = run.folder
-    if not (folder.path / MARKER).is_file() or not folder.config.is_file():
-        return []
-    saved = folder.read_config()
+    return [] if not was_started(run.folder) else _changes_since(run.folder.read_config(), run)
+
+
+def was_started(folder: RunFolder) -> bool:
+    """Whether the folder is that of a run with saved settings."""
+    return (folder.path / MARKER).is_file() and folder.config.is_file()
+
+
+def with_earlier_names(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs; one that was made with the same settings under another name, of a smaller grid, has that name.
+
+    Args:
+        runs: of one folder.
+    """
+    new = {run.name for run in runs if not was_started(run.folder)}
+    taken = {run.name for run in runs}
+    saved: dict[str, TrainConfig] = {}
+    for folder in sorted(runs[0].train_dir.glob("*/")) if new else ():
+        if folder.name not in taken and was_started(RunFolder(folder)):
+            with contextlib.suppress(UsageError):
+                saved[folder.name] = RunFolder(folder).read_config()
+    found = []
+    for run in runs:
+        earlier = [name for name, config in saved.items() if run.name in new and not _changes_since(config, run)]
+        for name in earlier[:1]:
+            del saved[name]
+            run = dataclasses.replace(run, name=name)
+        found.append(run)
+    return found
+
+
+def _changes_since(saved: TrainConfig, run: PlannedRun) -> list[Change]:
     # A run saves the checkpoint that init_from was resolved to, and what an environment of tensors needs.
     resolved = {"init_from"}
     if saved.env_backend == "tensor" and run.config.env_backend == "auto":

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from asyncrl.analysis.curves import common_grid, interpolate, make_curve, mean_band, moving_average
 from asyncrl.analysis.figures import compare, curve_over, group_runs, make_trial, notes
-from asyncrl.analysis.records import Run, parse_records, unique_names
+from asyncrl.analysis.records import Run, parse_records, read_runs, unique_names
 from asyncrl.config.errors import UsageError
 
 
@@ -192,6 +193,20 @@ def test_processor_time_adds_up_the_cores_of_all_ranks(tmp_path):
     without = dataclasses.replace(one, other_ranks=(({"env_steps": 100, "time/time_elapsed": 1.0},),))
     with pytest.raises(UsageError, match="has recorded no perf/cores_in_use"):
         curve_over(without, "processor_time", "train")
+
+
+def test_a_rank_whose_folder_is_on_another_machine_only_has_no_curve(tmp_path):
+    record = {"env_steps": 100, "time/time_elapsed": 1.0, "perf/cores_in_use": 1.0, "rollout/ep_rew_mean": 5.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "environment.json").write_text(json.dumps({"num_ranks": 2}))
+    (one,) = read_runs([tmp_path])
+    assert one.num_ranks == 2 and list(one.returns_by_unit()) == [0]
+    assert curve_over(one, "total_steps", "train").values.tolist() == [5.0]
+    with pytest.raises(UsageError, match="has recorded no perf/cores_in_use"):
+        curve_over(one, "processor_time", "train")
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="has no metrics.jsonl"):
+        read_runs([tmp_path])
 
 
 def test_a_comparison_may_be_of_moving_averages(tmp_path):

@@ -92,10 +92,38 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, changed).make_all(), "it is as the grid wants it now"
     assert starts(tmp_path) == {"seed0": 2, "seed1": 2}
 
+    with pytest.raises(UsageError, match=r"seed0 has reached its limit, so nothing .* with gamma: 0.9 -> 0.8"):
+        launch(tmp_path, changed.replace("0.9", "0.8"), if_changed="resume")
+    shown = launch(tmp_path, changed.replace("0.9", "0.8"), if_changed="show")
+    assert [each.state for each in shown.runs] == ["finished"] * 2
+
     without = changed.replace(", gamma: 0.9", "")
     assert launch(tmp_path, without, if_changed="repeat").make_all()
     assert starts(tmp_path) == {"seed0": 1, "seed1": 1, "seed0_old": 2, "seed1_old": 2}
     assert launch(tmp_path, without).make_all()
+
+
+def test_a_setting_that_begins_to_vary_leaves_the_runs_before_as_they_are(tmp_path, pretends) -> None:
+    text = "settings: {env: CartPole-v1, train_for_env_steps: 1000}\ngrid: GRID\nseeds: 2"
+    assert launch(tmp_path, text.replace("GRID", "{gamma: [0.9]}")).make_all()
+    assert starts(tmp_path) == {"seed0": 1, "seed1": 1}
+    larger = launch(tmp_path, text.replace("GRID", "[{gamma: [0.9, 0.8]}, {gae_lambda: [0.5]}]"))
+    assert larger.make_all()
+    new = {f"{name}_seed{seed}": 1 for name in ("gamma-0.8", "gae_lambda-0.5") for seed in (0, 1)}
+    assert starts(tmp_path) == {"seed0": 1, "seed1": 1, **new}
+    assert "| CartPole-v1_gamma-0.9 | 2 of 2 |" in larger.table()
+
+
+def test_the_check_before_runs_start_is_of_their_own_folder(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for train_dir in ("train_dir", "runs"):
+        with RunFolder.create(train_dir, f"of_{train_dir}", "restart") as folder:
+            folder.write_config(TrainConfig(env="CartPole-v1"))
+            save(folder.checkpoints, Checkpoint({}, {}, {}), 600, keep=1)
+    text = "settings: {env: CartPole-v1, train_for_env_steps: 1000, init_from: of_train_dir}"
+    with pytest.raises(UsageError, match=r"There is no run 'of_train_dir' in .*/runs; the newest there: of_runs"):
+        launch(tmp_path, text).make_all()
+    assert not (tmp_path / "runs" / "output").exists(), "nothing was started"
 
 
 def test_what_an_environment_of_tensors_needs_is_no_changed_setting(tmp_path) -> None:

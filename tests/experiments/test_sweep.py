@@ -21,6 +21,7 @@ from asyncrl.experiments.slots import Ended
 from asyncrl.experiments.study import Definition, Result, Study, define, read_definition
 from asyncrl.experiments.sweep import RunningTrial, Sweep
 from asyncrl.experiments.sweep_results import Candidate, best_settings, report
+from asyncrl.runtime.run_folder import RunFolder
 from asyncrl.sweep import main
 
 optuna = pytest.importorskip("optuna")
@@ -361,6 +362,22 @@ def test_a_study_has_the_settings_of_its_file_whatever_becomes_of_the_file(
     file.unlink()
     assert main(options) == 0
     assert pretends == ["trial_0000"]
+
+
+def test_a_setting_that_is_given_is_not_searched(tmp_path, pretends, capsys) -> None:
+    options = ("--study=study", "--env=CartPole-v1", "--num_trials=4", "--final_best=0", f"--train_dir={tmp_path}")
+    assert main([*options, "--gamma=0.93", "--train_for_env_steps=500"]) == 0
+    assert "not searched, because given: gamma\n" in capsys.readouterr().out
+    definition = read_definition(tmp_path / "study")
+    assert definition is not None
+    assert "gamma" not in definition.space["space"] and "learning_rate" in definition.space["space"]
+    for trial in range(4):
+        assert RunFolder(tmp_path / "study" / f"trial_{trial:04d}").read_config().gamma == 0.93
+    space = tmp_path / "gamma.yaml"
+    space.write_text("space: {gamma: {low: 0.9, high: 0.99}}")
+    other = ("--study=other", *options[1:])
+    assert main([*other, "--gamma=0.93", f"--space={space}"]) == 2
+    assert f"--gamma: nothing is left in {space} to search." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
