@@ -333,10 +333,8 @@ def _match_factory(config: TrainConfig, options: _Options) -> Callable[[str, int
     def make(match: str, number: int) -> gymnasium.Env[Any, Any]:
         if (folder := options.video) is None:
             return make_shown_env(config, "human", None, number)
-        begin = f"{as_folder_name(match)}-" if match else ""
-        return make_shown_env(
-            config, "rgb_array", lambda idx: folder / f"{begin}env-{number}-episode-{idx}.mp4", number
-        )
+        name = f"{as_folder_name(match)}-env-{number}" if match else f"env-{number}"
+        return make_shown_env(config, "rgb_array", lambda idx: folder / f"{name}-episode-{idx}.mp4", number)
 
     return make
 

@@ -181,8 +181,8 @@ class Launch:
             raise UsageError(
                 "\n".join(f"{name}: {line}" for text, name in problems.items() for line in text.split("\n"))
             )
-        for each, run in zip(planned, with_earlier_names([each.run for each in planned]), strict=True):
-            each.run = run
+        for launched, run in zip(planned, with_earlier_names([each.run for each in planned]), strict=True):
+            launched.run = run
         return planned
 
     def _read_states(self, if_changed: IfChanged) -> None:

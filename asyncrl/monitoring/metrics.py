@@ -44,7 +44,9 @@ METRICS: dict[str, str] = {
     "train/skipped_steps": "optimizer steps that were skipped for NaN or infinity",
     "train/exploration_rate": "DQN's probability of a choice at random",
     "train/actor_loss": "loss of the policy (SAC, TD3)",
-    "train/critic_loss": "loss of the critics, their mean (SAC, TD3)",
+    "train/critic_loss": (
+        "loss of the critics: half the sum of their mean squared errors; with bins the sum of cross-entropies (SAC, TD3)"
+    ),
     "train/ent_coef": "SAC's entropy coefficient",
     "train/ent_coef_loss": "loss of SAC's entropy coefficient",
     "train/q_mean": "mean value that critics, or DQN's network, give the actions in the replay",

@@ -205,7 +205,7 @@ def test_a_rank_whose_folder_is_on_another_machine_only_has_no_curve(tmp_path):
     with pytest.raises(UsageError, match="has recorded no perf/cores_in_use"):
         curve_over(one, "processor_time", "train")
     (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(UsageError, match="has no metrics.jsonl"):
+    with pytest.raises(UsageError, match=r"has no metrics\.jsonl"):
         read_runs([tmp_path])
 
 
