@@ -45,7 +45,7 @@ METRICS: dict[str, str] = {
     "train/exploration_rate": "DQN's probability of a choice at random",
     "train/actor_loss": "loss of the policy (SAC, TD3)",
     "train/critic_loss": (
-        "loss of the critics: half the sum of their mean squared errors; with bins the sum of cross-entropies (SAC, TD3)"
+        "loss of the critics: half the sum of mean squared errors, with bins the sum of cross-entropies (SAC, TD3)"
     ),
     "train/ent_coef": "SAC's entropy coefficient",
     "train/ent_coef_loss": "loss of SAC's entropy coefficient",
