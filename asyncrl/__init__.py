@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from asyncrl.policy import Policy
     from asyncrl.run.result import RunResult
     from asyncrl.run.trainer import Trainer
+    from asyncrl.runtime.checkpoint import CheckpointError
     from asyncrl.runtime.processes import RunFailed
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 # Names are imported when they are first used, because most of these modules import torch.
 _MODULES = {
     "Algorithm": "config.algorithms",
+    "CheckpointError": "runtime.checkpoint",
     "EnvironmentCurriculum": "observers.callbacks",
     "EnvironmentFailed": "envs.errors",
     "EveryNTimesteps": "observers.callbacks",
@@ -77,6 +79,7 @@ _MODULES = {
 }
 __all__ = [
     "Algorithm",
+    "CheckpointError",
     "EnvironmentCurriculum",
     "EveryNTimesteps",
     "StopTrainingOnNoModelImprovement",

@@ -26,6 +26,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.run.session import NOTHING_TRAINED
 from asyncrl.run.trainer import Trainer
 from asyncrl.runtime.processes import RunFailed, refuse_to_run_while_imported
 from asyncrl.runtime.reader import run_for_a_reader
@@ -69,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         failure, code = str(error), 1
     except RunFailed as error:
         failure, code = "\n".join(filter(None, (error.details, str(error)))), 1
+        if NOTHING_TRAINED in error.summary:
+            longer = f"give it more time, such as --seconds={6 * options.seconds:g}"
+            failure = f"{NOTHING_TRAINED} in {options.seconds:g} s: {longer}."
     except KeyboardInterrupt:
         return 130
     advice = list(advise(facts, speeds))
@@ -79,7 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     if speeds is not None:
         print(format_speeds(speeds))
-    print(*(["\nto change:", *(f"  * {text}" for text in advice)] if advice else ["\nnothing to change"]), sep="\n")
+    if advice:
+        print("\nto change:", *(f"  * {text}" for text in advice), sep="\n")
+    elif failure is None:
+        print("\nnothing to change")
     sys.stdout.flush()
     if failure is not None:
         print(f"error: The training failed: {failure}", file=sys.stderr)

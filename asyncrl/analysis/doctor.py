@@ -72,6 +72,7 @@ class Speeds:
         learner: environment steps per second that the learner can train on, if it never waits.
         rollout_busy, learner_busy: share of their time in which they did not wait.
         num_workers: rollout workers.
+        device: of the learner.
     """
 
     trained: float | None
@@ -81,6 +82,7 @@ class Speeds:
     rollout_busy: float | None
     learner_busy: float | None
     num_workers: int
+    device: str = "cpu"
 
 
 def find_facts() -> MachineFacts:
@@ -129,6 +131,7 @@ def measure_speeds(records: Sequence[Record], plan: ResourcePlan, trained: float
         rollout_busy=mean("perf/rollout_busy"),
         learner_busy=mean("perf/learner_busy"),
         num_workers=plan.num_workers,
+        device=plan.device,
     )
 
 
@@ -208,11 +211,20 @@ def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
     if facts.gpus and not machine.torch_has_cuda:
         yield "Install a CUDA build of PyTorch (https://pytorch.org): this one is built without, so no GPU is used."
     elif facts.gpus and machine.num_cuda_devices == 0:
-        yield "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch."
+        yield (
+            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch, or the driver is "
+            "older than the CUDA that PyTorch was built for."
+        )
     if speeds is None or speeds.rollout_busy is None or speeds.learner_busy is None:
         return
     if speeds.learner_busy > _BUSY and speeds.rollout_busy < _WAITING:
-        faster = "--device=cuda, " if machine.cuda_is_usable else ""
+        faster = "--device=cuda, " if machine.cuda_is_usable and speeds.device == "cpu" else ""
         yield f"The learner limits the speed: {faster}fewer --num_epochs or a smaller network make training faster."
     elif speeds.rollout_busy > _BUSY and speeds.learner_busy < _WAITING:
-        yield "Simulation limits the speed: a machine with more cores, for more --num_workers, makes training faster."
+        if speeds.num_workers < machine.cores:
+            yield (
+                f"Simulation limits the speed, with {speeds.num_workers} workers on {machine.cores} cores: more "
+                "--num_workers, or a larger --num_batches_per_epoch, which auto follows, make training faster."
+            )
+        else:
+            yield "Simulation limits the speed: a machine with more cores, for more --num_workers, makes training faster."

@@ -13,6 +13,7 @@ from asyncrl.config.errors import Problem, UsageError, make_problem, multiples_a
 from asyncrl.config.flags import refused_value
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import (
+    MOST_PROCESSES,
     PLACES_OF_A_WORKER,
     HogwildPlan,
     ResourcePlan,
@@ -21,8 +22,6 @@ from asyncrl.config.plan import (
 from asyncrl.config.policy_checks import policy_problems, population_problems, self_play_problems
 from asyncrl.config.replay_checks import replay_problems, without_blocks
 from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
-
-MOST_PROCESSES = 240
 
 
 def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | None = None) -> list[Problem]:
@@ -39,6 +38,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_device("device", config.device, machine),
         *_device("learner_device", config.learner_device, machine),
         *(problem for device in config.inference_devices for problem in _device("inference_devices", device, machine)),
+        *_device_of_each_rank(config, plan, machine),
         *_workers(config, plan),
         *_processor(plan, machine),
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
@@ -91,6 +91,19 @@ def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
         yield make_problem(name, text, f"--{name}=cuda" if machine.num_cuda_devices else f"--{name}=cpu")
 
 
+def _device_of_each_rank(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
+    """Ranks of one machine have a CUDA device each, where `cuda` has no number."""
+    given = {config.device, config.learner_device, *config.inference_devices}
+    uses_cuda = any(device.startswith("cuda") for device in (plan.device, *plan.inference_devices))
+    is_without_number = "cuda" in given or (config.device == "auto" and uses_cuda)
+    if is_without_number and plan.num_local_ranks > machine.num_cuda_devices > 0:
+        text = (
+            f"Each of {plan.num_local_ranks} ranks on this machine needs a CUDA device, and the driver shows "
+            f"{machine.num_cuda_devices}."
+        )
+        yield make_problem("device", text, f"torchrun --nproc-per-node={machine.num_cuda_devices}", "--device=cpu")
+
+
 def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
     if not plan.serial_mode and not machine.keeps_store_order:
         text = (
@@ -139,7 +152,11 @@ def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             f"--num_inference_workers={plan.num_inference_workers} is more than the number of rollout workers, "
             f"{plan.num_workers}: some would be idle."
         )
-        yield make_problem("num_inference_workers", text, f"--num_inference_workers={plan.num_workers}")
+        fitting = [f"--num_inference_workers={plan.num_workers}"]
+        if len(plan.inference_devices) > plan.num_workers:
+            fewer = ",".join(config.inference_devices[: plan.num_workers])
+            fitting = [f"--num_workers={plan.num_inference_workers}", f"--inference_devices={fewer}"]
+        yield make_problem("num_inference_workers", text, *fitting)
 
 
 def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:

@@ -45,11 +45,11 @@ class Machine:
     @staticmethod
     def detect() -> Machine:
         """The machine that this process runs on, as the only rank."""
-        torch_has_cuda = _torch_has_cuda()
+        cuda = _cuda_of_torch()
         return Machine(
             available_cores(),
-            torch_has_cuda,
-            _num_cuda_devices() if torch_has_cuda else 0,
+            cuda is not None,
+            _num_cuda_devices(cuda) if cuda is not None else 0,
             keeps_store_order=keeps_store_order(),
         )
 
@@ -65,20 +65,27 @@ def available_cores() -> int:
     return min(cores, cgroups.cpu_quota() or cores)
 
 
-def _torch_has_cuda() -> bool:
-    """Reads torch/version.py as text: importing torch takes longer than everything else here together."""
+def _cuda_of_torch() -> int | None:
+    """The major version of the CUDA that torch was built for; None if it was built without.
+
+    It reads torch/version.py as text: importing torch takes longer than everything else here together.
+    """
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        return False
+        return None
     try:
         text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
-        return False
-    return re.search(r"^cuda\b[^=\n]*=\s*['\"]\d", text, flags=re.MULTILINE) is not None
+        return None
+    version = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)", text, flags=re.MULTILINE)
+    return None if version is None else int(version.group(1))
 
 
-def _num_cuda_devices() -> int:
-    """Asks the CUDA driver, which follows CUDA_VISIBLE_DEVICES; 0 without a driver or without its answer."""
+def _num_cuda_devices(needed: int) -> int:
+    """Asks the CUDA driver, which follows CUDA_VISIBLE_DEVICES.
+
+    0 without a driver or without its answer, or if the driver is for an older major version of CUDA than `needed`.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -86,4 +93,6 @@ def _num_cuda_devices() -> int:
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
-    return count.value
+    version = ctypes.c_int(0)  # such as 12080
+    is_known = driver.cuDriverGetVersion(ctypes.byref(version)) == 0
+    return 0 if is_known and version.value // 1000 < needed else count.value

@@ -30,6 +30,8 @@ _OFF_POLICY_RECURRENCE = 16
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 _ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
+MOST_PROCESSES = 240
+"""Workers of a run on one machine: each has open files in the others."""
 PLACES_OF_A_WORKER = 2
 """Gradients that a Hogwild worker may have sent without an answer."""
 
@@ -384,14 +386,15 @@ def resolve(
     num_cores = 1 if config.actor_critic_share_weights or config.is_off_policy else 2
     auto_recurrence = _OFF_POLICY_RECURRENCE if config.is_off_policy else config.rollout
     recurrence = auto_recurrence if config.recurrence == "auto" else config.recurrence
-    prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
+    num_splits = 2 if config.worker_num_splits == "auto" else config.worker_num_splits
+    unit = num_splits if inference_mode == "central" else 1
     num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
     num_remote = num_remote_hosts * config.num_workers_per_remote_host
-    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even, num_agents, num_remote)
+    num_workers, num_envs = _workers_and_envs(config, cores, unit, num_agents, num_remote)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
-        num_splits = 2 if prefer_even and num_envs % 2 == 0 else 1
+        num_splits = unit if num_envs % unit == 0 else 1
     return ResourcePlan(
         device=_of_this_rank(learner_device, machine),
         inference_mode=inference_mode,
@@ -527,13 +530,12 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     return round(passes * config.batch_size * of_one_pass / flops)
 
 
-def _workers_and_envs(
-    config: TrainConfig, cores: int, prefer_even: bool, num_agents: int, num_remote: int
-) -> tuple[int, int]:
+def _workers_and_envs(config: TrainConfig, cores: int, unit: int, num_agents: int, num_remote: int) -> tuple[int, int]:
     """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
     In off-policy learning the learner needs the time, so only a quarter of the cores get workers. With `num_remote`
-    workers on other machines this machine has those that the user asks for.
+    workers on other machines this machine has those that the user asks for. Each worker has a multiple of `unit`
+    environments where that is possible.
     """
     num_workers, num_envs = config.num_workers, config.num_envs_per_worker
     if num_remote > 0:
@@ -541,17 +543,18 @@ def _workers_and_envs(
     most = 1 if config.serial_mode else cores
     if config.backend == "hogwild":
         auto_envs = _HOGWILD_SAC_ENVS if config.is_off_policy else _HOGWILD_ENVS
+        most = min(most, MOST_PROCESSES)
         return most if num_workers == "auto" else num_workers, auto_envs if num_envs == "auto" else num_envs
     if config.is_off_policy:
         few = max(1, most // 4)
         return few if num_workers == "auto" else num_workers, _OFF_POLICY_ENVS if num_envs == "auto" else num_envs
     columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout // num_agents)
     if num_workers == "auto":
-        num_workers = _auto_workers(config, columns, most, prefer_even, num_agents)
+        num_workers = _auto_workers(config, columns, most, unit, num_agents)
     return num_workers, max(1, columns // num_workers) if num_envs == "auto" else num_envs
 
 
-def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool, num_agents: int) -> int:
+def _auto_workers(config: TrainConfig, columns: int, most: int, unit: int, num_agents: int) -> int:
     """The largest number of workers, up to `most`, whose equal shares add up to a dataset."""
     if config.num_envs_per_worker != "auto":
         share = config.num_envs_per_worker
@@ -560,5 +563,5 @@ def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: boo
     if num_agents > 1 and config.async_rl and not config.fixed_lag:
         return min(most, columns)  # a dataset takes single columns, so the shares need not add up
     divisors = [count for count in range(1, min(most, columns) + 1) if columns % count == 0]
-    even = [count for count in divisors if (columns // count) % 2 == 0]
-    return even[-1] if prefer_even and even else divisors[-1]
+    whole = [count for count in divisors if (columns // count) % unit == 0]
+    return (whole or divisors)[-1]

@@ -256,7 +256,7 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     is_choice, is_continuous = isinstance(spec.action, DiscreteAction), spec.action.num_logits == 0
     if (needed == "choice" and not is_choice) or (needed == "continuous" and not is_continuous):
         text = f"--algo={config.algo} needs {kinds[needed]}; {spec.env_id} has {spec.action}."
-        return [Problem(("algo", "env"), text, ("--algo=sac", "--algo=ppo"))]
+        return [Problem(("algo", "env"), text, (*(["--algo=sac"] if can_squash(spec.action) else []), "--algo=ppo"))]
     if config.use_sde and not (is_continuous and len(spec.action.leaves) == 1):
         text = f"--use_sde=True needs actions that are one Box; {spec.env_id} has {spec.action}."
         return [Problem(("use_sde", "env"), text, ("--use_sde=False",))]

@@ -56,8 +56,9 @@ from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import next_rank
 
-_NOTHING_TRAINED = (
-    "Nothing was trained: the time limit of {:g} s ended the run before its first update. Give more time "
+NOTHING_TRAINED = "Nothing was trained"
+_TOO_SHORT = (
+    NOTHING_TRAINED + ": the time limit of {:g} s ended the run before its first update. Give more time "
     "(--train_for_seconds) or make updates smaller (--batch_size, --num_batches_per_epoch)."
 )
 _LATE = (
@@ -367,7 +368,7 @@ class Session:
                 _save_best(Path(of_policy.checkpoint), of_policy.env_steps, best, monitor, policy_idx)
         limit_s, error_text = config.train_for_seconds, outcome.error
         if limit_s is not None and outcome.is_complete and outcome.env_steps == 0:
-            error_text = error_text or _NOTHING_TRAINED.format(limit_s)
+            error_text = error_text or _TOO_SHORT.format(limit_s)
         elif limit_s is not None and outcome.elapsed_s > 1.1 * limit_s + 1.0 and self.is_first_rank:
             run.say(_LATE.format(limit_s, outcome.elapsed_s))
         if run.failure is not None:

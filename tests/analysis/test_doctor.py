@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -70,6 +71,21 @@ def test_the_slower_role_is_named(rollout: float, learner: float, said: str) -> 
     assert [sentence.startswith(said) for sentence in found] == ([True] if said else [])
 
 
+def test_advice_is_about_what_the_training_did_not_use() -> None:
+    slow_learner = dataclasses.replace(BALANCED, rollout_busy=0.4, learner_busy=0.98)
+    with_gpu = dataclasses.replace(GOOD, machine=Machine(8, torch_has_cuda=True, num_cuda_devices=1))
+    assert "--device=cuda" in only(advise(with_gpu, slow_learner))
+    assert "--device=cuda" not in only(advise(with_gpu, dataclasses.replace(slow_learner, device="cuda")))
+    slow_simulation = dataclasses.replace(BALANCED, rollout_busy=0.99, learner_busy=0.3)
+    assert "with 2 workers on 8 cores: more --num_workers" in only(advise(GOOD, slow_simulation))
+    assert "a machine with more cores" in only(advise(GOOD, dataclasses.replace(slow_simulation, num_workers=8)))
+
+
+def only(sentences: Iterable[str]) -> str:
+    (sentence,) = sentences
+    return sentence
+
+
 def test_the_speed_of_a_role_is_that_of_the_run_over_its_share_of_the_time() -> None:
     plan = resolve(TrainConfig(env="CartPole-v1", num_workers=2, inference_mode="local"), Machine(cores=2))
     shares = {"profile/rollout/step": 0.5, "profile/rollout/forward": 0.25, "profile/learner/train": 0.4}
@@ -96,6 +112,13 @@ def test_it_trains_and_leaves_no_files(
     speeds = json.loads(capsys.readouterr().out)["speeds"]
     assert all(speeds[name] > 0 for name in ("trained", "simulation", "inference", "learner"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_training_that_is_too_short_is_told_to_be_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--env=Humanoid-v5", "--seconds=0.01"]) == 1
+    shown = capsys.readouterr()
+    assert "nothing to change" not in shown.out
+    assert "Nothing was trained in 0.01 s: give it more time, such as --seconds=0.06." in shown.err
 
 
 def test_a_training_that_cannot_start_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -457,6 +457,27 @@ def test_what_pools_on_other_machines_cannot_do_is_refused(settings: dict[str, A
     assert instead in only(problems(cluster="ray", **settings)).suggestions
 
 
+@pytest.mark.parametrize("settings", [{}, {"device": "cuda"}, {"inference_devices": ["cuda"], "device": "cpu"}])
+def test_each_rank_of_a_machine_needs_a_gpu_of_its_own(settings: dict[str, Any]) -> None:
+    for local_rank in range(2):
+        ranks = {"torch_has_cuda": True, "num_ranks": 2, "num_local_ranks": 2, "local_rank": local_rank}
+        assert problems(Machine(cores=8, num_cuda_devices=2, **ranks), **settings) == []
+        problem = only(problems(Machine(cores=8, num_cuda_devices=1, **ranks), **settings))
+        assert problem.text.startswith("Each of 2 ranks on this machine needs a CUDA device, and the driver shows 1.")
+    on_cpu = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=1, num_ranks=2, num_local_ranks=2)
+    assert problems(on_cpu, device="cpu") == []
+
+
+def test_more_inference_devices_than_workers_are_refused_with_what_fits() -> None:
+    machine = Machine(cores=4, torch_has_cuda=True, num_cuda_devices=2)
+    given: dict[str, Any] = {"algo": "sac", "inference_devices": ["cuda:0", "cuda:1"]}
+    problem = only(problems(machine, **given))
+    assert problem.suggestions == ("--num_workers=2", "--inference_devices=cuda:0")
+    assert (
+        problems(machine, **given, num_workers=2) == problems(machine, algo="sac", inference_devices=["cuda:0"]) == []
+    )
+
+
 def test_pools_serve_algorithms_with_a_replay() -> None:
     for algo in ("sac", "td3", "dqn"):
         assert problems(cluster="ray", algo=algo, num_remote_hosts=2) == []

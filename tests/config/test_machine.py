@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from control_groups import make_control_groups
@@ -28,8 +31,29 @@ def test_torchs_version_file_says_whether_it_was_built_for_cuda(
     (tmp_path / "version.py").write_text(f"__all__ = ['cuda']\n{line}\nhip = None\n")
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(machine, "_num_cuda_devices", lambda: 1)
+    monkeypatch.setattr(machine, "_num_cuda_devices", lambda needed: 1)
     assert machine.Machine.detect().cuda_is_usable is expected
+
+
+def fake_driver(name: str) -> SimpleNamespace:
+    """A driver for CUDA 12.8 that shows two devices."""
+
+    def answer(number: int) -> Callable[[Any], int]:
+        def write(place: Any) -> int:
+            place._obj.value = number
+            return 0
+
+        return write
+
+    return SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGetCount=answer(2), cuDriverGetVersion=answer(12_080))
+
+
+@pytest.mark.parametrize(("needed", "count"), [(11, 2), (12, 2), (13, 0)])
+def test_a_driver_that_is_older_than_torchs_cuda_shows_no_device(
+    monkeypatch: pytest.MonkeyPatch, needed: int, count: int
+) -> None:
+    monkeypatch.setattr(machine.ctypes, "CDLL", fake_driver)
+    assert machine._num_cuda_devices(needed) == count
 
 
 def test_a_built_for_cuda_torch_without_a_device_is_not_usable() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import ReplayPlan, ResourcePlan, resolve
+from asyncrl.config.plan import MOST_PROCESSES, ReplayPlan, ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
 
 CPU = Machine(cores=8)
@@ -71,6 +71,9 @@ def test_auto_takes_the_largest_number_of_equal_shares() -> None:
     assert (central.num_workers, central.num_envs_per_worker) == (3, 4)  # 12: 4 x 3 could not be halved
     assert planned(Machine(8), serial_mode=True).num_workers == 1
     assert planned(Machine(8), num_envs_per_worker=16).num_workers == 4
+    split = planned(Machine(64), inference_mode="central", worker_num_splits=2)
+    assert (split.num_workers, split.num_envs_per_worker, split.worker_num_splits) == (32, 2, 2)
+    assert planned(Machine(1000), backend="hogwild", algo="a2c").num_workers == MOST_PROCESSES
 
 
 def test_a_learner_with_much_work_takes_cores_from_the_workers() -> None:
