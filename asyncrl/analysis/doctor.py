@@ -212,8 +212,8 @@ def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
         yield "Install a CUDA build of PyTorch (https://pytorch.org): this one is built without, so no GPU is used."
     elif facts.gpus and machine.num_cuda_devices == 0:
         yield (
-            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch, or the driver is "
-            "older than the CUDA that PyTorch was built for."
+            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch, or the driver "
+            "is older than the CUDA that PyTorch was built for."
         )
     if speeds is None or speeds.rollout_busy is None or speeds.learner_busy is None:
         return
@@ -227,4 +227,4 @@ def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
                 "--num_workers, or a larger --num_batches_per_epoch, which auto follows, make training faster."
             )
         else:
-            yield "Simulation limits the speed: a machine with more cores, for more --num_workers, makes training faster."
+            yield "Simulation limits the speed: more cores, for more --num_workers, make training faster."

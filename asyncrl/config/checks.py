@@ -152,11 +152,11 @@ def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             f"--num_inference_workers={plan.num_inference_workers} is more than the number of rollout workers, "
             f"{plan.num_workers}: some would be idle."
         )
-        fitting = [f"--num_inference_workers={plan.num_workers}"]
+        instead = [f"--num_inference_workers={plan.num_workers}"]
         if len(plan.inference_devices) > plan.num_workers:
             fewer = ",".join(config.inference_devices[: plan.num_workers])
-            fitting = [f"--num_workers={plan.num_inference_workers}", f"--inference_devices={fewer}"]
-        yield make_problem("num_inference_workers", text, *fitting)
+            instead = [f"--num_workers={plan.num_inference_workers}", f"--inference_devices={fewer}"]
+        yield make_problem("num_inference_workers", text, *instead)
 
 
 def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:
