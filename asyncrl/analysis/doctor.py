@@ -212,8 +212,8 @@ def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
         yield "Install a CUDA build of PyTorch (https://pytorch.org): this one is built without, so no GPU is used."
     elif facts.gpus and machine.num_cuda_devices == 0:
         yield (
-            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch, or the driver "
-            "is older than the CUDA that PyTorch was built for."
+            "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch, or the "
+            "driver is older than the CUDA that PyTorch was built for."
         )
     if speeds is None or speeds.rollout_busy is None or speeds.learner_busy is None:
         return

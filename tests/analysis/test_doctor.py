@@ -78,7 +78,8 @@ def test_advice_is_about_what_the_training_did_not_use() -> None:
     assert "--device=cuda" not in only(advise(with_gpu, dataclasses.replace(slow_learner, device="cuda")))
     slow_simulation = dataclasses.replace(BALANCED, rollout_busy=0.99, learner_busy=0.3)
     assert "with 2 workers on 8 cores: more --num_workers" in only(advise(GOOD, slow_simulation))
-    assert "more cores, for more --num_workers" in only(advise(GOOD, dataclasses.replace(slow_simulation, num_workers=8)))
+    on_all_cores = dataclasses.replace(slow_simulation, num_workers=8)
+    assert "more cores, for more --num_workers" in only(advise(GOOD, on_all_cores))
 
 
 def only(sentences: Iterable[str]) -> str:
