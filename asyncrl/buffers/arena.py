@@ -6,6 +6,7 @@ arena; children get its file descriptor with their start-up arguments.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -123,6 +124,13 @@ class Arena:
             os.close(self._fd)
             self._fd = -1
         self._arrays.clear()
+
+    def free(self) -> None:
+        """Closes it and gives its pages back, also those that a forgotten view keeps; no other process may have it."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):  # not of a file that cannot have holes
+                self._mapping.madvise(mmap.MADV_REMOVE)
+        self.close()
 
     def __del__(self) -> None:
         """An arena that was not closed leaves no descriptor behind; its views keep its pages."""

@@ -41,7 +41,7 @@ from asyncrl.learner.dataset import Dataset, places_of
 from asyncrl.learner.graphed_step import GraphedStep
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
-from asyncrl.learner.update_runner import makes_graphs
+from asyncrl.learner.update_runner import in_graphs, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
@@ -186,8 +186,12 @@ class OnPolicyLearner:
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
-        self._config = new_values.apply_to(self._config)
+        before, self._config = self._config, new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
+        if self._graphed_step is not None:
+            if not in_graphs(before, self._config):
+                return
+            self._graphed_step.runner.close()
         self._prepare_steps()
 
     def take_over(self, block: Tensor) -> None:

@@ -19,7 +19,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
-from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, makes_graphs
+from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.block_network import BatchRenorm, UnitLinear
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
@@ -283,11 +283,12 @@ class ReplayLearner:
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next update on; a captured graph contains the old ones."""
-        self._config = new_values.apply_to(self._config)
+        before, self._config = self._config, new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
         for part in self._trained.values():
             part.network.max_grad_norm = self._config.max_grad_norm
-        if self._graphs is not None:
+        if self._graphs is not None and in_graphs(before, self._config):
+            self._graphs.close()
             self._graphs = UpdateRunner(self._update, self.device, self.ranks.num_ranks)
 
     @property

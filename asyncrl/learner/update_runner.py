@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from asyncrl.config.schema import TrainConfig
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
 from asyncrl.runtime.processes import RunFailed
 
@@ -33,6 +34,11 @@ first call.
 
 Graphs = dict[Kind, tuple[list[Tensor], GraphedFunction[Figures]]]
 """For updates of each kind the tensors that the graph reads, and the graph."""
+
+
+def in_graphs(before: TrainConfig, now: TrainConfig) -> bool:
+    """Whether a hyperparameter has changed whose value a captured graph contains; the learning rate is a tensor."""
+    return before != now.model_copy(update={"learning_rate": before.learning_rate})
 
 
 def makes_graphs(compile: Compile, device: torch.device, num_ranks: int = 1) -> bool:
@@ -71,6 +77,10 @@ class UpdateRunner(Generic[Kind]):
             log.warning("--compile=cuda_graph failed", exc_info=True)
             self._graphs = None
             return self._update(inputs, kind)
+
+    def close(self) -> None:
+        """Frees the captured graphs and their memory, which Python's collector would do late."""
+        self._graphs = None
 
     def take_notice(self) -> str | None:
         """A message for the user, returned once."""

@@ -131,8 +131,7 @@ class LearnerWorker:
         self._phases = phases
         self._stopping = stopping
         self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps, policy_idx)
-        self._num_best = control.num_best
-        self._num_saves = 0  # requests that were carried out; an earlier process may have left one
+        self._num_best = self._num_saves = 0  # requests that were carried out; there may be some from the start
 
     @property
     def is_over(self) -> bool:

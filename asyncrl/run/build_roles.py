@@ -79,7 +79,7 @@ from asyncrl.rollout.worker import (
     Split,
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
-from asyncrl.runtime.checkpoint import load
+from asyncrl.runtime.checkpoint import load, load_state
 from asyncrl.runtime.memory import keep_freed_memory
 from asyncrl.runtime.run_folder import VIDEOS
 from asyncrl.runtime.seeding import Stream, derive_seed
@@ -374,6 +374,9 @@ class _LearnerParts:
         saved = state_to_begin_with(setup)
         is_resumed = setup.resume_from is not None and saved is not None
         elapsed_s = float(saved.scalars["elapsed_s"]) if saved is not None and is_resumed else 0.0
+        if is_resumed:  # policies may have saved at different times, and end at the same one
+            starts = (path for path, _ in setup.starts_of_policies if path is not None)
+            elapsed_s = max([elapsed_s, *(float(load_state(path)["elapsed_s"]) for path in starts)])
         return cls(
             setup=setup,
             device=device,

@@ -85,7 +85,7 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
         result = _run_serial_part(part, send, steer, failed_videos)
         while isinstance(result, Path):
             pending, info = part.control.take_change(), part.control.newest_training_info
-            part.arena.close()
+            part.arena.free()  # before the memory of the next part is taken
             part = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints, result)
             if pending is not None:
                 part.control.send_change(pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from multiprocessing.context import BaseContext
@@ -65,6 +66,16 @@ def test_an_arena_that_nobody_has_closed_leaves_no_descriptor_and_its_views_stay
     assert numbers.sum() == 15
     del numbers
     assert num_open() == before
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="unavoidable: no holes in files")
+def test_a_freed_arena_gives_its_pages_back_although_a_view_is_left() -> None:
+    arena = Arena.create([ArraySpec("large", "float32", (1_000_000,))])
+    view, fd = arena.array("large"), os.dup(arena.fileno())
+    view[:] = 1.0
+    arena.free()
+    assert os.fstat(fd).st_blocks == 0 and not view.any()
+    os.close(fd)
 
 
 def test_two_arrays_of_one_name_are_refused() -> None:

@@ -11,9 +11,11 @@ from graph_stand_ins import PlainCall
 from torch import Tensor
 
 from asyncrl.algorithms.losses import Samples
+from asyncrl.config.hyperparameters import Hyperparameters
+from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import update_runner
 from asyncrl.learner.graphed_step import GraphedStep
-from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
+from asyncrl.learner.update_runner import Figures, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.runtime.processes import RunFailed
 
@@ -161,3 +163,19 @@ def test_a_graph_reads_the_inputs_of_its_own_kind_of_update_and_refuses_other_sh
     notice = runner.take_notice()
     assert notice is not None and "captured with (2,) and is given (5,)" in notice
     assert not runner.makes_graphs
+
+
+def test_a_runner_that_is_closed_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
+    runner = UpdateRunner(CountingUpdate(), CPU, 1)
+    runner(INPUTS, True)
+    assert runner.makes_graphs
+    runner.close()
+    assert not runner.makes_graphs
+
+
+def test_a_graph_contains_all_hyperparameters_but_the_learning_rate() -> None:
+    config = TrainConfig()
+    for new, is_in in ((Hyperparameters(learning_rate=0.1), False), (Hyperparameters(ppo_clip_ratio=0.3), True)):
+        assert in_graphs(config, new.apply_to(config)) is is_in
+    assert in_graphs(config, Hyperparameters(learning_rate=0.1, max_grad_norm=0.1).apply_to(config))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,22 @@ def test_a_run_of_several_policies_goes_on(tmp_path: Path, mode: str) -> None:
     by_policy = {report.policy_idx: report for report in reversed(resumed.learner_reports)}
     assert min(report.env_steps for report in by_policy.values()) > 1500
     assert evaluate(policy_of(resumed, 1), episodes=5, deterministic=True).mean_reward == pytest.approx(20 / 3)
+
+
+def test_policies_that_have_saved_at_different_times_end_at_the_same_one(tmp_path: Path) -> None:
+    settings = {**GAMES, "num_policies": 2}
+    finished = run(tmp_path, "serial", "agent_envs:own_bits", **{**settings, "train_for_env_steps": 200})
+    starts = []
+    for idx in range(2):
+        folder = policy_folder(finished.folder / "checkpoints", idx)
+        content = checkpoint.load(checkpoint.newest_first(folder)[0])
+        older = {**content.state, "elapsed_s": 500.0 if idx == 0 else 1.0}
+        saved = checkpoint.save(folder, dataclasses.replace(content, state=older), 300, keep=2)
+        starts.append((saved, int(older["policy_env_steps"])))
+    started = time.monotonic()
+    limits = {"train_for_env_steps": 10**9, "train_for_seconds": 501.0}
+    run(tmp_path, "async-local", "agent_envs:own_bits", starts_of_policies=starts, **{**settings, **limits})
+    assert time.monotonic() - started < 100.0
 
 
 @pytest.mark.parametrize("mode", ["serial", "async-local"])
