@@ -35,6 +35,7 @@ class Fakes:
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
         self.log: list[Any] = []
         resumed, look = settings.pop("resumed", None), settings.pop("look", None)
+        best_return = settings.pop("best_return", None)
         self.config = TrainConfig(**{"num_epochs": 2, **settings})
         self.version = 0
         self.datasets: list[list[Columns] | None] = []
@@ -56,6 +57,8 @@ class Fakes:
             counters["num_samples"],
             look=look,
         )
+        if best_return is not None:
+            self.control.ask_for_best(best_return)
         self.worker = LearnerWorker(self.trainer, self.control, self.config, BOX, tmp_path, phases, stopping)
 
     class Publisher:
@@ -269,6 +272,13 @@ def test_milestones_stay_and_the_best_gives_way_to_a_better_one(
     (best,) = checkpoint.newest_first(tmp_path / "best")
     assert checkpoint.load(best).state["env_steps"] == 300
     assert checkpoint.best_return(tmp_path) == 3.0
+
+
+def test_a_best_checkpoint_that_was_asked_for_before_the_learner_was_there_is_saved(tmp_path: Path) -> None:
+    fakes, sent = Fakes(tmp_path, save_every_s=1e9, best_return=4.0), []
+    fakes.datasets = [DATASET]
+    fakes.worker.advance(0.0, sent.append)
+    assert checkpoint.best_return(tmp_path) == 4.0
 
 
 def test_a_repeatable_run_that_is_stopped_keeps_the_checkpoint_of_its_last_reset(tmp_path: Path) -> None:
