@@ -139,7 +139,8 @@ def _collect(run: Path, folder: Path, repo: str, options: _Options) -> None:
         (folder / hub.RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     _draw(run, folder / hub.PLOT)
     env_steps = checkpoints.saved_env_steps(copies[0])
-    card = format_card(repo, config, env_steps, which, results, folder, options.license)
+    newest = max(checkpoints.saved_env_steps(folder / place) for place in uploaded)
+    card = format_card(repo, config, env_steps, newest, which, results, folder, options.license)
     (folder / hub.CARD).write_text(card, encoding="utf-8")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         print(f"{path.stat().st_size:>12,}  {path.relative_to(folder)}")

@@ -16,6 +16,7 @@ def format_card(
     repo: str,
     config: TrainConfig,
     env_steps: int,
+    newest_env_steps: int,
     which: str,
     results: Sequence[Mapping[str, Any]],
     folder: Path,
@@ -27,6 +28,7 @@ def format_card(
         repo: name of the repository, user/name.
         config: settings of the run.
         env_steps: environment steps of the policy.
+        newest_env_steps: those of the newest checkpoint, from which the run can go on.
         which: the checkpoint that is published: newest, best, or another one's name.
         results: of each evaluated policy: mean_reward, std_reward, episodes.
         folder: the files that are uploaded; those for readers are shown if they are there.
@@ -90,7 +92,7 @@ def format_card(
         "```bash",
         f"asyncrl evaluate --experiment={address}" + (" --checkpoint=best" if which == "best" else ""),
         f"asyncrl pull --repo={repo} --experiment={name}",
-        f"asyncrl train --experiment={name} --train_for_env_steps={2 * max(env_steps, 1)}",
+        f"asyncrl train --experiment={name} --train_for_env_steps={2 * max(newest_env_steps, 1)}",
         "```",
         "",
         "Weights are safetensors files, so loading them runs no code. The environment, and modules that the settings "

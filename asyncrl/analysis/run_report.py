@@ -8,6 +8,7 @@ Every text of the runs' files is escaped by the template engine. The charts are 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import time
@@ -339,10 +340,18 @@ def _value(value: Any) -> str:
 def _faults(read: Sequence[_ReadRun]) -> Table:
     rows = []
     for each in read:
-        counts = [_number(each.last(name), ",.0f") for name in _FAULTS]
+        counts = [_number(_total(each.run, name), ",.0f") for name in _FAULTS]
         rows.append((each.run.name, *counts, str(each.summary.get("error") or "")))
     marked = {idx for idx, row in enumerate(rows) if any(cell not in ("0", UNKNOWN, "") for cell in row[1:])}
     return Table(("run", *_FAULTS.values(), "error"), tuple(rows), frozenset(marked))
+
+
+def _total(run: Run, name: str) -> float | None:
+    """The sum of the rises of a count, which begins at 0 again when a run resumes; None without one."""
+    counts = [float(record[name]) for record in run.records if isinstance(record.get(name), (int, float))]
+    if not counts:
+        return None
+    return counts[0] + sum(now - before if now >= before else now for before, now in itertools.pairwise(counts))
 
 
 def _events(runs: Sequence[Run]) -> Table:

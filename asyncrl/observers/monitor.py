@@ -457,13 +457,13 @@ class Monitor:
         now = self._clock()
         self._write_record(now)
         self._show_status(now, is_of_record=True)
-        lag, learner = self._totals.lag, self._learner
+        lag, learners = self._totals.lag, self._learners
         of_policies = [each.episodes.mean_return for each in self._policies]
         summary = Summary(
             status=status,
             num_workers=self._plan.num_workers,
             env_steps=self._env_steps if env_steps is None else env_steps,
-            num_updates=0 if learner is None else learner.num_updates,
+            num_updates=sum(each.num_updates for each in learners),
             num_episodes=self._episodes.num_episodes,
             wall_s=round(now - self._started_at, 3),
             startup_s=None if self._first_step_at is None else round(self._first_step_at - self._started_at, 3),
@@ -479,9 +479,9 @@ class Monitor:
             lag_bound=self._plan.lag_bound,
             lag_over_bound=None if lag is None else lag.over_bound,
             lag_age_ms=None if lag is None else lag.age_ms,
-            dropped_samples=self._num_dropped + (0 if learner is None else learner.dropped_samples),
+            dropped_samples=self._num_dropped + sum(each.dropped_samples for each in learners),
             env_failures=self._num_env_failures,
-            skipped_steps=self._num_skipped_steps + (0 if learner is None else learner.skipped_steps),
+            skipped_steps=self._num_skipped_steps + sum(each.skipped_steps for each in learners),
             failed_saves=self._num_failed_saves,
             restarts=self.num_restarts,
             checkpoint=self._checkpoint if checkpoint is None else checkpoint,
@@ -493,6 +493,13 @@ class Monitor:
             summary = dataclasses.replace(summary, status="failed", error=self._run.failure.summary)
         self._write(self._folder.summary, json.dumps(dataclasses.asdict(summary), indent=2))
         return summary
+
+    @property
+    def _learners(self) -> list[LearnerReport]:
+        """The newest report of each learner."""
+        if self._plan.num_policies == 1:
+            return [] if self._learner is None else [self._learner]
+        return [figures.learner for figures in self._policies if figures.learner is not None]
 
     def _handle_checkpoint(self, report: CheckpointReport) -> None:
         if report.error is not None:
@@ -525,7 +532,7 @@ class Monitor:
         """Gives observers a record of the reports since the last record, if there were any."""
         if self._interval.is_empty:
             return
-        learner, episodes = self._learner, self._episodes
+        learners, episodes = self._learners, self._episodes
         self._run.phase_shares = self._interval.phase_shares()
         named: dict[str, float | None] = {
             **self._interval.scalars(with_phases=self._config.profile),
@@ -538,27 +545,24 @@ class Monitor:
             "perf/failed_saves": self._num_failed_saves,
             "perf/env_failures": self._num_env_failures,
             "perf/not_finite_steps": self._num_not_finite,
-            "perf/dropped_samples": self._num_dropped + (0 if learner is None else learner.dropped_samples),
-            "train/skipped_steps": self._num_skipped_steps + (0 if learner is None else learner.skipped_steps),
+            "perf/dropped_samples": self._num_dropped + sum(each.dropped_samples for each in learners),
+            "train/skipped_steps": self._num_skipped_steps + sum(each.skipped_steps for each in learners),
         }
         if self._config.frames_per_step > 1:
             named["time/total_frames"] = self._env_steps * self._config.frames_per_step
-        if learner is not None:
-            named["train/n_updates"] = learner.num_updates
-            if self._plan.num_agents > 1:
-                named["time/total_agent_steps"] = learner.agent_steps
-            named["perf/slots_ready"] = learner.slots_ready
+        if learners:
             if self._plan.num_policies == 1:
-                named |= _hyperparameters_of(learner)
+                named["train/n_updates"] = learners[0].num_updates
+                named |= _hyperparameters_of(learners[0])
+            if self._plan.num_agents > 1 or self._plan.num_policies > 1:
+                named["time/total_agent_steps"] = sum(each.agent_steps for each in learners)
+            ready = [each.slots_ready for each in learners if each.slots_ready is not None]
+            named["perf/slots_ready"] = sum(ready) if ready else None
         for worker_idx, worker in enumerate(self._workers):
             named[f"worker/{worker_idx}/env_steps"] = worker.env_steps
             named[f"worker/{worker_idx}/ep_rew_mean"] = worker.mean_return
             named[f"worker/{worker_idx}/ep_len_mean"] = worker.mean_length
         if self._plan.num_policies > 1:
-            named["train/n_updates"] = None
-            named["time/total_agent_steps"] = sum(
-                figures.learner.agent_steps for figures in self._policies if figures.learner is not None
-            )
             for idx, figures in enumerate(self._policies):
                 named |= {f"policy_{idx}/{name}": value for name, value in figures.take_scalars().items()}
         if self.self_play is not None:

@@ -275,7 +275,7 @@ class Run:
         for observer in self._listeners[name]:
             try:
                 getattr(observer, name)(self, *args, **named)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # exit() in a callback ends the run, not the process
                 if observer in self._observers:  # it may have failed in a nested event
                     self._observers.remove(observer)
                 self._listeners = {}

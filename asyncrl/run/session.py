@@ -122,6 +122,7 @@ class Session:
         self._started_at = time.monotonic() if started_at is None else started_at
         self._answers_signals = answers_signals
         self._first_env_steps: int | None = None  # of the whole run so far; on other ranks received from rank 0
+        self._first_elapsed_s = 0.0  # the same
         self._hyperparameters = Hyperparameters()  # changes made by observers before the checkpoint
         self._starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
         self._num_restarts = 0  # of processes in earlier attempts, including the learner's
@@ -160,7 +161,7 @@ class Session:
         received = self._peers.receive_settings()
         if "exit_code" in received:
             raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(received["exit_code"]))
-        self._first_env_steps = received["env_steps"]
+        self._first_env_steps, self._first_elapsed_s = received["env_steps"], received["elapsed_s"]
         self._hyperparameters = Hyperparameters(**received["hyperparameters"])
         config = TrainConfig.from_saved(received["config"]).model_copy(update=_SETTINGS_OF_OTHER_RANKS)
         if self._env_maker is not None and config.env == self._env_maker:
@@ -254,13 +255,16 @@ class Session:
                 self._starts_of_policies = resumption.of_policies
             run.start = self._start_point(config, folder, resumption)
             if peers is not None:
-                env_steps = None if resumption is None else resumption.env_steps
-                settings = {"config": config.model_dump(mode="json"), "env_steps": env_steps}
+                env_steps, elapsed_s = (
+                    (None, 0.0) if resumption is None else (resumption.env_steps, resumption.elapsed_s)
+                )
+                settings = {"config": config.model_dump(mode="json"), "env_steps": env_steps, "elapsed_s": elapsed_s}
                 peers.send_settings({**settings, "hyperparameters": self._hyperparameters.changes()})
         elif (env_steps := self._first_env_steps) is None:
             run.start = StartPoint()
         else:  # the checkpoint of this rank has its own samples only
-            run.start = StartPoint(checkpoint_of(folder.checkpoints, env_steps), ResumedTotals(env_steps))
+            before = ResumedTotals(env_steps, self._first_elapsed_s)
+            run.start = StartPoint(checkpoint_of(folder.checkpoints, env_steps), before)
         run.config = self._hyperparameters.apply_to(config)
         run.configs_of_policies = []
         if plan.num_policies > 1:

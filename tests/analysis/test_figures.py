@@ -42,6 +42,15 @@ def test_throughput_is_that_of_the_window_and_of_nothing_else():
     assert found.lag_records == [[1.0, 2.0, 3.0], [3.0, 4.0, 9.0]]
 
 
+def test_records_of_evaluations_have_no_time_and_do_not_count():
+    evaluation = {"env_steps": 3500, "eval/mean_reward": 7.0}
+    records = [evaluation, *run()[:3], evaluation, *run()[3:], evaluation]
+    arguments = {"startup_s": 2.0, "warm_up_s": 10.0, "num_epochs": 2, "usage": USAGE}
+    assert throughput_figures([records], **arguments) == throughput_figures([run()], **arguments)
+    summary = {"env_steps": 9000, "wall_s": 60.0, "ep_rew_mean": None}
+    assert learning_figures([records], summary, None) == learning_figures([run()], summary, None)
+
+
 def test_samples_of_a_replay_are_those_of_its_updates_and_both_sides_waits_are_shares():
     records = [
         {**each, "replay/size": 9.0, "replay/learner_blocked": 0.25, "replay/workers_blocked": 0.5} for each in run()

@@ -92,3 +92,16 @@ def test_a_failure_of_an_environment_is_told():
     failing = TrainConfig(env="probe_envs:Failing-v0", env_kwargs={"fail_at": 5})
     with pytest.raises(EnvironmentFailed, match="asked to fail"):
         measure_pure_simulation(failing, 2, 1, seconds=0.1)
+
+
+@pytest.mark.parametrize("env_id", ["space_envs:MaskedChoice", "space_envs:LitSide"])
+def test_policies_of_other_spaces_and_with_memory_are_recorded(tmp_path, env_id):
+    config = TrainConfig(env=env_id, encoder_mlp_layers=[8], use_rnn=True, rnn_size=4)
+    env = make_env(config.env)
+    spec = read_spec(env, config.env)
+    env.close()
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    model = ActorCritic(spec, config)
+    path = checkpoint.save(tmp_path, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps=0, keep=1)
+    recorded = record(config, path, 2, 5)
+    assert recorded.actions.shape[:2] == (2, 5)

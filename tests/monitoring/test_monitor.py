@@ -387,6 +387,18 @@ def test_a_resumed_run_of_several_policies_has_its_own_window(tmp_path):
     assert [figures.episodes.mean_return for figures in resumed.monitor._policies] == [0.0, 100.0]
 
 
+def test_the_totals_of_several_policies_are_of_all_learners(tmp_path):
+    run = Run(tmp_path, num_policies=2, policy_mapping="random")
+    reports = [learner(1000 * (idx + 1), 8 * (idx + 1), dropped=10 * (idx + 1), slots_ready=idx) for idx in range(2)]
+    reports = [dataclasses.replace(each, policy_idx=idx, skipped_steps=3 - idx) for idx, each in enumerate(reports)]
+    for second, order in ((5, reports), (10, reports[::-1])):
+        run.at(second, *order)
+        last = run.records[-1]
+        assert (last["perf/dropped_samples"], last["train/skipped_steps"], last["perf/slots_ready"]) == (30, 5, 1)
+    summary = run.monitor.finish("completed")
+    assert (summary.num_updates, summary.dropped_samples, summary.skipped_steps) == (24, 30, 5)
+
+
 @pytest.mark.parametrize(("asked", "is_chosen"), [("auto", False), ("train", True)])
 def test_training_returns_that_mislead_choose_the_best_only_if_the_user_asks(tmp_path, asked, is_chosen):
     run = Run(tmp_path, save_best_metric=asked, training_returns_mislead=True)

@@ -283,6 +283,14 @@ def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_s
         assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
 
 
+def test_an_observer_that_calls_exit_ends_the_run_as_any_other(tmp_path: Path) -> None:
+    noting, other = Noting(record=lambda *_: sys.exit("enough")), Noting()
+    with pytest.raises(asyncrl.RunFailed, match="the callback Noting failed: SystemExit: enough"):
+        train(tmp_path, noting, other, serial_mode=True, async_rl=False, experiment="run", train_for_env_steps=10**8)
+    assert len(other.of("end")) == 1
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_evaluation_is_made_when_it_is_asked_for(tmp_path: Path, mode: dict[str, Any]) -> None:
     noting = Noting(record=once(lambda run, _: run.evaluate()), evaluation=lambda run, _: run.stop())

@@ -161,7 +161,7 @@ def throughput_figures(
     """
     begin_s = startup_s + warm_up_s
     # A window begins at its first record.
-    windows = [[each for each in records[:-1] if each[ELAPSED] >= begin_s] for records in records_of_ranks]
+    windows = [[each for each in _timed(records)[:-1] if each[ELAPSED] >= begin_s] for records in records_of_ranks]
     if not any(record.get("time/fps") for record in windows[0][1:]):
         raise TaskFailed(
             f"the run trained on nothing between {warm_up_s:g} s after its first step and its end: raise --measure_s"
@@ -230,10 +230,15 @@ def _curve(records: Sequence[Record]) -> list[list[float]]:
 
 def _pace(records: Sequence[Record], name: str) -> float | None:
     """Returns the increase of a counter per second, from the first record of trained steps to the last record."""
-    trained = [record for record in records if record[STEPS] > 0]
+    trained = [record for record in _timed(records) if record[STEPS] > 0]
     seconds = _difference(trained[0], trained[-1], ELAPSED) if trained else 0.0
     added = _difference(trained[0], trained[-1], name) if trained else 0.0
     return added / seconds if seconds > 0.0 and added > 0.0 else None
+
+
+def _timed(records: Sequence[Record]) -> list[Record]:
+    """The records without those of evaluations, which have no time."""
+    return [record for record in records if record.get(ELAPSED) is not None]
 
 
 def _means(records: Sequence[Record], prefixes: tuple[str, ...]) -> dict[str, float]:

@@ -196,6 +196,7 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
             *(() if checkpoint is None else (f"--init_from={checkpoint}",)),
             "--learning_rate=0",
             "--lr_schedule=constant",
+            *("--eval_every_env_steps=none", "--video_every_env_steps=none", "--save_best_metric=auto"),
             f"--train_for_env_steps={_ENDLESS_STEPS}",
             f"--train_for_seconds={own.warm_up_s + own.measure_s + _START_ALLOWANCE_S:g}",
             *common,

@@ -25,6 +25,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
+from asyncrl.envs.observations import ObservationCodec
 from asyncrl.runtime.processes import process_context
 
 _NUM_ACTIONS = 1000
@@ -77,7 +78,7 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
     """Plays a policy in `num_envs` environments for `num_steps` each, with sampled actions as in training.
 
     Raises:
-        UsageError: the checkpoint does not fit the settings.
+        UsageError: the checkpoint does not fit the settings, or the environment has actions that are no array.
         EnvironmentFailed: the environment's own code raised.
     """
     # Imports torch, which processes that only replay do not need.
@@ -94,18 +95,28 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
     ended = np.zeros((num_envs, num_steps), dtype=np.bool_)
     seeds = np.zeros((num_envs, num_steps + 1), dtype=np.int64)
     actions = []
+    codec = ObservationCodec(policy.spec.observation)
+    rows = np.zeros((num_envs, policy.spec.observation.row_size), policy.spec.observation.row_dtype)
+    state = policy.initial_state(num_envs)
     try:
         seeds[:, 0] = [_seed_after(seed, row, 0) for row in range(num_envs)]
-        obs = np.stack([env.reset(seed=int(seeds[row, 0]))[0] for row, env in enumerate(envs)]).astype(np.float32)
+        for row, env in enumerate(envs):
+            codec.write(env.reset(seed=int(seeds[row, 0]))[0], rows[row])
         for step in range(num_steps):
-            actions.append(policy.act(obs))
+            chosen, state = policy.step(rows, state, deterministic=False)
+            if not isinstance(chosen, np.ndarray):
+                raise UsageError(f"--from_run cannot replay {policy.spec.env_id}: its actions are not one array.")
+            actions.append(chosen)
             for row, env in enumerate(envs):
-                next_obs, _, terminated, truncated, _ = env.step(actions[-1][row])
+                obs, _, terminated, truncated, _ = env.step(chosen[row])
                 if terminated or truncated:
                     ended[row, step] = True
                     seeds[row, step + 1] = _seed_after(seed, row, step + 1)
-                    next_obs, _ = env.reset(seed=int(seeds[row, step + 1]))
-                obs[row] = next_obs
+                    obs, _ = env.reset(seed=int(seeds[row, step + 1]))
+                    state[row] = 0.0
+                codec.write(obs, rows[row])
+    except UsageError:
+        raise
     except Exception as error:
         raise EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}") from error
     finally:
