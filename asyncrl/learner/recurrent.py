@@ -135,7 +135,7 @@ class RecurrentSacLearner(_SequenceLearner, SacLearner):
             values = rows.values(self.critic, features, action)
             loss = -rows.mean(self._soft_value(values, log_probs, log_prob, ent_coef))
             self._actor.flat.zero_grad()
-            loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+            loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
         entropy = -rows.mean((log_prob + expected(log_probs, log_probs)).detach())
         return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, rows.trained_obs)
 
@@ -171,5 +171,5 @@ class RecurrentTd3Learner(_SequenceLearner, Td3Learner):
             action = rows.parameters(self.model)[:-after].tanh()
             loss = -rows.mean(rows.values(critic, features, action)[0, :, 0])
             self._actor.flat.zero_grad()
-            loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+            loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
         return critic_figures, self._step_actor(loss.detach())

@@ -109,7 +109,8 @@ class TrainedNetwork:
         self._weight_decay = config.weight_decay
         kept = {id(each) for layer in self._renorms for each in layer.statistics}
         kept.add(id(getattr(module, "log_std", None)))  # deviations of noise matrices are no weights
-        self._decayed = [each.data for each in module.parameters() if self._weight_decay and id(each) not in kept]
+        decayed = (each for each in module.parameters() if each.requires_grad and id(each) not in kept)
+        self._decayed = [each.data for each in decayed] if self._weight_decay else []
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._gradients = list(gradients)

@@ -171,7 +171,7 @@ class SacLearner(ReplayLearner):
             values = values.mean(0, keepdim=True) if pair else values
             loss = -self._soft_value(values, log_probs, log_prob, ent_coef).mean()
             self._actor.flat.zero_grad()
-            loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+            loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
         entropy = -(log_prob + expected(log_probs, log_probs)).detach().mean()
         return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, obs)
 

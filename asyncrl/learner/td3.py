@@ -107,7 +107,7 @@ class Td3Learner(ReplayLearner):
         with torch.enable_grad():
             loss = -self._values(self.critic, obs, self._action(self.model, obs))[0].mean()
             self._actor.flat.zero_grad()
-            loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+            loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
         return critic_figures, self._step_actor(loss.detach())
 
     def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:

@@ -5,8 +5,9 @@ Rollout workers (local inference) and inference workers (central) act through th
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -155,21 +156,24 @@ def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
 
 
 def _in_eval_mode(model: ActingModel, act: Act) -> Act:
-    """Acts without what a user's network does in training mode only, such as dropout, and leaves the mode as it was."""
-
     def act_so(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
-        if not model.training:
+        with eval_mode(model):
             return act(obs, state)
-        in_training = [module for module in model.modules() if module.training]
-        for module in in_training:
-            module.training = False
-        try:
-            return act(obs, state)
-        finally:
-            for module in in_training:
-                module.training = True
 
     return act_so
+
+
+@contextlib.contextmanager
+def eval_mode(model: ActingModel) -> Iterator[None]:
+    """Without what a user's network does in training mode only, such as dropout; leaves all modes as they were."""
+    in_training = [module for module in model.modules() if module.training] if model.training else []
+    for module in in_training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True
 
 
 def _act_on_host(model: ActingModel, seed: int) -> Act:

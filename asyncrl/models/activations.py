@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 _MANY_ELEMENTS = 16_384
+_FLOAT32_BYTES = 4  # in narrower formats the rounded sigmoid would be wrong near 0
 
 
 class _FastTanh(torch.autograd.Function):
@@ -36,7 +37,7 @@ class _FastTanh(torch.autograd.Function):
 
 def tanh_(features: Tensor) -> Tensor:
     """Hyperbolic tangent in place, in the way that is faster for the size and the device."""
-    if features.is_cuda or features.numel() < _MANY_ELEMENTS:
+    if features.is_cuda or features.numel() < _MANY_ELEMENTS or features.dtype.itemsize < _FLOAT32_BYTES:
         return torch.tanh_(features)
     activated: Tensor = _FastTanh.apply(features)  # type: ignore[no-untyped-call]
     return activated

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.models.cores import RecurrentCore
+from asyncrl.models.cores import RecurrentCore, unrolled
 from asyncrl.models.distributions import ActionDistribution, make_distribution
 from asyncrl.models.encoders import (
     Inputs,
@@ -196,7 +196,7 @@ class ActorCritic(NormalizedModel):
         room = (num_pieces,) if num_pieces > 0 else ()  # registered cores do not take it
         networks = zip(self._recurrent_networks(), torch.split(rnn_state, self._state_sizes, dim=-1), strict=True)
         features = [
-            core.unroll(encoder(inputs).unflatten(0, begins.shape), state, begins, *room).flatten(0, 1)
+            unrolled(core, encoder(inputs).unflatten(0, begins.shape), state, begins, *room).flatten(0, 1)
             for (encoder, core), state in networks
         ]
         return self._heads(inputs, features[0], features[-1])

@@ -33,21 +33,21 @@ def unroll_after(encoder: Any, core: Any, inputs: Inputs, state: Tensor, begins:
     """
     num_columns = begins.shape[1]
     if not torch.is_grad_enabled():
-        features = _unrolled(core, encoder(inputs).unflatten(0, begins.shape), state, begins)
+        features = unrolled(core, encoder(inputs).unflatten(0, begins.shape), state, begins)
         return features[burn_in:].flatten(0, 1)
     if burn_in > 0:
         with torch.no_grad():
             first = encoder(inputs.slice(0, burn_in * num_columns)).unflatten(0, (burn_in, num_columns))
             state = _state_after(core, first, state, begins)
     features = encoder(inputs.slice(burn_in * num_columns)).unflatten(0, (-1, num_columns))
-    return _unrolled(core, features, state, begins[burn_in:]).flatten(0, 1)
+    return unrolled(core, features, state, begins[burn_in:]).flatten(0, 1)
 
 
-def _unrolled(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
-    """`core.unroll` in the precision of `state`, as in rollouts."""
+def unrolled(core: Any, features: Tensor, state: Tensor, begins: Tensor, *room: int) -> Tensor:
+    """`core.unroll` in the precision of `state`, as in rollouts; `room` is only for `RecurrentCore`."""
     with without_autocast(features):
-        unrolled: Tensor = core.unroll(features.to(state), state, begins)
-    return unrolled
+        output: Tensor = core.unroll(features.to(state), state, begins, *room)
+    return output
 
 
 def _state_after(core: Any, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
 from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -39,3 +43,31 @@ def make_model(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
     if not isinstance(model, kind):
         raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of {kind.__name__}.")
     return model
+
+
+def check_buffers(spec: EnvSpec, config: TrainConfig) -> None:
+    """Checks that networks of a user have no buffers that each process would make or change for itself.
+
+    Processes that act get the parameters; the buffers are those that their own constructor has made.
+
+    Raises:
+        UsageError: a buffer is drawn at random, or is a running statistic.
+    """
+    first, second = (_networks(spec, config.model_copy(update={"seed": seed})) for seed in (0, 1))
+    for name, module in first.named_modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            raise UsageError(
+                f"{name} is {type(module).__name__}, whose running statistics only the learner would have: normalize "
+                "without them, as LayerNorm does."
+            )
+    for (name, one), other in zip(first.named_buffers(), second.buffers(), strict=True):
+        if not torch.equal(one, other):
+            raise UsageError(
+                f"The buffer {name} of the network is drawn at random, so each process would have another one: make it "
+                "a parameter with requires_grad=False, which is sent to all of them."
+            )
+
+
+def _networks(spec: EnvSpec, config: TrainConfig) -> nn.Module:
+    model = make_acting_model(spec, config)
+    return nn.ModuleList([model, model.make_critic(spec, config)]) if isinstance(model, SacActor) else model

@@ -41,7 +41,7 @@ class FlatParameters:
         for parameter in parameters:
             stop = start + parameter.numel()
             parameter.data = self.data[start:stop].view(parameter.shape)
-            parameter.requires_grad_(with_grad)
+            parameter.requires_grad_(with_grad and parameter.requires_grad)  # a user's network may have frozen ones
             parameter.grad = None if self.grad is None else self.grad[start:stop].view(parameter.shape)
             start = stop
 

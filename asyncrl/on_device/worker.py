@@ -26,6 +26,7 @@ from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.slot_ledger import Columns
+from asyncrl.models.acting import eval_mode
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.exploration import Exploration
 from asyncrl.models.uniform import UniformPolicy
@@ -77,9 +78,8 @@ class DeviceWorker(RolloutWorkerBase):
             return WAIT_S
         start, stop = self._num_columns, self._num_columns + self._group.num_envs
         columns = {name: field[:, start:stop] for name, field in self._dataset.tensors().items()}
-        model = self._learner.model.eval()
-        self._collect(Dataset(**columns))
-        model.train()
+        with eval_mode(self._learner.model):
+            self._collect(Dataset(**columns))
         self._num_columns = stop
         self._is_full = stop == self._dataset.valid.shape[1]
         return 0.0
@@ -207,7 +207,8 @@ class DeviceReplayWorker(RolloutWorkerBase):
         """Actions of the newest policy; until the first update they are drawn from the whole range."""
         if self._learner.policy_version == 0:
             return torch.from_numpy(self._uniform.act(obs.cpu().numpy()).action).to(self._device)
-        acted = self._learner.model.act(obs, self._generator)
+        with eval_mode(self._learner.model):
+            acted = self._learner.model.act(obs, self._generator)
         if self._exploration is None:
             return acted.action
         return self._exploration.explored(acted.action, acted.action_parameters)

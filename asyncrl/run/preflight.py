@@ -41,6 +41,7 @@ from asyncrl.runtime.memory import available_bytes
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment, without memory that processes share
 _LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
+_NETWORKS_OF_USERS = ("encoder", "core", "model")
 _MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryMax)"
 
 
@@ -145,11 +146,16 @@ def run(
             policies = [config.of_policy(idx) if has_own else config for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
+            if any(getattr(config, name) != "default" for name in _NETWORKS_OF_USERS):
+                from asyncrl.models.factory import check_buffers  # imports torch
+
+                for own, each in zip(specs, policies, strict=True):
+                    check_buffers(own, each)
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
             if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
                 traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
         except Exception as error:
-            of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
+            of_the_user = tuple(name for name in _NETWORKS_OF_USERS if getattr(config, name) != "default")
             if not of_the_user and not isinstance(error, UsageError):
                 raise
             if not of_the_user:  # the algorithm's model; `_action_problems` may have said it already

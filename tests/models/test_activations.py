@@ -20,3 +20,9 @@ def test_tanh_and_its_gradient(size: int) -> None:
     expected_grad = weights.double() * (1.0 - expected.square())
     assert points.grad is not None
     torch.testing.assert_close(points.grad.double(), expected_grad, atol=1e-6, rtol=0.0)
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_a_narrower_format_has_the_errors_of_its_own_rounding_only(size: int) -> None:
+    points = torch.linspace(-1.0, 1.0, size).bfloat16()
+    assert torch.equal(tanh_(points.clone()), torch.tanh(points))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from layouts import vector_observation
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.cores import RecurrentCore, unroll_after
 from asyncrl.models.encoders import Inputs
 
@@ -73,15 +76,27 @@ def test_a_core_stays_in_float32_under_autocast(kind: str, share: float, num_pie
     assert torch.equal(found, core.unroll(of_encoder.float(), state, begins, num_pieces))
 
 
+class Strict(torch.nn.Module):
+    """A core that takes features of the state's dtype only."""
+
+    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.lerp(state, features, 0.5), torch.lerp(state, features, 0.5)
+
+    def unroll(self, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+        return torch.stack([self.step(row, state)[0] for row in features])
+
+
+def test_an_actor_critic_runs_a_registered_core_in_float32_under_autocast() -> None:
+    spec = EnvSpec("Choice", vector_observation(3), DiscreteAction(2, 0), None)
+    model = ActorCritic(spec, TrainConfig(use_rnn=True, rnn_size=4, encoder_mlp_layers=[4]))
+    model.actor_core, model.critic_core = Strict(), Strict()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = model.unroll(Inputs(torch.ones(6, 3)), torch.zeros(2, 8), torch.zeros(3, 2, dtype=torch.bool))
+    assert result.normalized_value.shape == (6,)
+
+
 @pytest.mark.parametrize("has_grad", [False, True])
 def test_a_registered_core_runs_in_float32_under_autocast(has_grad: bool) -> None:
-    class Strict:
-        def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.lerp(state, features, 0.5), torch.lerp(state, features, 0.5)
-
-        def unroll(self, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
-            return torch.stack([self.step(row, state)[0] for row in features])
-
     encoder = torch.nn.Linear(3, 4)
     inputs, begins = Inputs(torch.ones(6, 3)), torch.zeros(3, 2, dtype=torch.bool)
     with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(has_grad):

@@ -19,6 +19,7 @@ from asyncrl.models import registry
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.encoders import ConvEncoder, Inputs, ObservationEncoder, split_tensor
+from asyncrl.models.factory import check_buffers
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sizes import num_model_parameters
 
@@ -179,6 +180,49 @@ def test_a_registered_encoder_core_and_model_are_used(monkeypatch: pytest.Monkey
     registry.register_core("small")(lambda size, config: type("Core", (), {"state_size": 1})())
     with pytest.raises(UsageError, match="state_size of 1"):
         ActorCritic(spec_of(MASKED), TrainConfig(use_rnn=True, core="small"))
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: torch.nn.BatchNorm1d(4), "is BatchNorm1d, whose running statistics only the learner would have"),
+        (lambda: RandomBuffer(torch.randn(4)), "drawn at random, so each process would have another one"),
+        (lambda: RandomBuffer(torch.ones(4)), None),
+        (lambda: torch.nn.LayerNorm(4), None),
+    ],
+)
+def test_buffers_that_each_process_would_have_for_itself_are_refused(
+    monkeypatch: pytest.MonkeyPatch, algo: str, make: Any, said: str | None
+) -> None:
+    monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
+
+    class Own(torch.nn.Module):
+        output_size = 4
+
+        def __init__(self, layout: Any, config: Any) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), make())
+
+        def forward(self, inputs: Inputs) -> torch.Tensor:
+            return self.layers(inputs.floats)
+
+    registry.register_encoder("own")(Own)
+    spec, config = spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(algo=algo, encoder="own")
+    if said is None:
+        check_buffers(spec, config)
+    else:
+        with pytest.raises(UsageError, match=said):
+            check_buffers(spec, config)
+
+
+class RandomBuffer(torch.nn.Module):
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("values", values)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features * self.values
 
 
 def table_name(table: Any) -> str:

@@ -70,3 +70,13 @@ def _loss(model: ActorCritic, obs: torch.Tensor) -> torch.Tensor:
     parameters, value = model(obs)
     loss: torch.Tensor = parameters.sum() + value.sum()
     return loss
+
+
+def test_frozen_parameters_of_a_user_are_published_and_not_trained() -> None:
+    model, obs = make_model(), torch.randn(4, 5)
+    model.policy_head.weight.requires_grad_(False)
+    flat = FlatParameters(model)
+    torch.autograd.backward(_loss(model, obs))
+    assert not model.policy_head.weight.requires_grad and model.policy_head.bias.requires_grad
+    assert not model.policy_head.weight.grad.any() and model.policy_head.bias.grad.any()
+    assert flat.size == sum(parameter.numel() for parameter in model.parameters())
