@@ -53,7 +53,8 @@ def on_device(mode: AutoresetMode, num_rows: int = NUM_ROWS) -> tuple[DeviceRepl
     distribution = make_acting_model(SPEC, TrainConfig(algo="sac")).distribution
     act = lambda obs, generator: SimpleNamespace(action=next(scripted))  # noqa: E731
     learner: Any = SimpleNamespace(
-        policy_version=1, model=SimpleNamespace(distribution=distribution, layout=SPEC.observation, act=act)
+        policy_version=1,
+        model=SimpleNamespace(training=False, distribution=distribution, layout=SPEC.observation, act=act),
     )
     limits: Any = SimpleNamespace(may_step=lambda split, row, steps: row < num_rows)
     control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
@@ -104,8 +105,12 @@ def test_td3_explores_on_the_device() -> None:
     group = tensor_group(AsTensors(sentinels(AutoresetMode.NEXT_STEP)))
     exploration = Exploration(model, config, 1, NUM_ENVS, seed=0)
     worker = DeviceReplayWorker(group, learner, replay, limits, CPU, 0, control, exploration)
+    in_training: list[bool] = []
+    for module in model.children():
+        module.register_forward_hook(lambda module, *_: in_training.append(module.training))
     for _ in range(30):
         worker.poll()
+    assert in_training and not any(in_training) and model.training, "dropout of a user's network is off"
     without = model.act(replay.obs[0, :30].flatten(0, 1)).action
     noise = replay.action[0, :30].flatten(0, 1).tanh() - without.tanh()
     assert float(noise.std()) == pytest.approx(0.2, rel=0.2)
