@@ -93,6 +93,7 @@ def test_independent_policies_have_the_spaces_of_their_agents_and_are_evaluated_
 
 def test_a_policy_is_evaluated_as_its_own_agents_while_it_trains(tmp_path: Path) -> None:
     settings = {"policies": {1: {"learning_rate": 0.0}}, "eval_every_env_steps": 5000, "eval_deterministic": True}
+    settings["seed"] = 2  # the untrained policy is always wrong
     finished = run(tmp_path, "async-local", GAME, num_policies=2, **{**SETTINGS, **settings})
     last = {each.policy_idx: each.mean_reward for each in finished.reports if isinstance(each, EvaluationReport)}
     assert last[0] == 5.0 > 4.0 > last[1]
