@@ -351,7 +351,11 @@ def _total(run: Run, name: str) -> float | None:
     counts = [float(record[name]) for record in run.records if isinstance(record.get(name), (int, float))]
     if not counts:
         return None
-    return counts[0] + sum(now - before if now >= before else now for before, now in itertools.pairwise(counts))
+    return counts[0] + sum(itertools.starmap(_rise, itertools.pairwise(counts)))
+
+
+def _rise(before: float, now: float) -> float:
+    return now - before if now >= before else now
 
 
 def _events(runs: Sequence[Run]) -> Table:
@@ -365,8 +369,8 @@ def _events(runs: Sequence[Run]) -> Table:
                 count = record.get(name)
                 if not isinstance(count, (int, float)):
                     continue
-                if count > before[name]:
-                    what = f"{count - before[name]:,.0f} {_FAULTS[name]}"
+                if (rise := _rise(before[name], count)) > 0:
+                    what = f"{rise:,.0f} {_FAULTS[name]}"
                     of_run.append((run.name, f"{record['env_steps']:,.0f}", _elapsed(record), what))
                 before[name] = count
         rows += of_run[:_MOST_EVENTS]

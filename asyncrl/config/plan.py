@@ -386,8 +386,9 @@ def resolve(
     num_cores = 1 if config.actor_critic_share_weights or config.is_off_policy else 2
     auto_recurrence = _OFF_POLICY_RECURRENCE if config.is_off_policy else config.rollout
     recurrence = auto_recurrence if config.recurrence == "auto" else config.recurrence
-    num_splits = 2 if config.worker_num_splits == "auto" else config.worker_num_splits
-    unit = num_splits if inference_mode == "central" else 1
+    unit = 1
+    if inference_mode == "central":
+        unit = 2 if config.worker_num_splits == "auto" else config.worker_num_splits
     num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
     num_remote = num_remote_hosts * config.num_workers_per_remote_host
     num_workers, num_envs = _workers_and_envs(config, cores, unit, num_agents, num_remote)

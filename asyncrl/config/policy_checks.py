@@ -28,20 +28,7 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
         return
     count = f"--num_policies={config.num_policies}"
     one = "--num_policies=1"
-    if config.is_off_policy:
-        yield make_problem("num_policies algo", f"{count} cannot be used with --algo={config.algo}.", one, "--algo=ppo")
-    if config.backend == "hogwild":
-        yield make_problem("num_policies backend", f"{count} cannot be used with --backend=hogwild.", one)
-    if plan.steps_tensors:
-        yield make_problem("num_policies env_backend", f"{count} cannot be used with --env_backend=tensor.", one)
-    if plan.num_ranks > 1:
-        yield make_problem(
-            "num_policies", f"{count} cannot be used with torchrun: each rank would train all of them.", one
-        )
-    for name in _OF_ONE_POLICY:
-        if getattr(config, name):
-            off = f"--{name}={TrainConfig.model_fields[name].default}"
-            yield make_problem(f"{name} num_policies", f"--{name} is not available with {count}.", off)
+    yield from _refused_with(config, plan, "num_policies", count, one, "each rank would train all of them")
     known = {
         name: setting
         for name, setting in all_settings(type(config)).items()
@@ -69,17 +56,28 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
                 yield dataclasses.replace(problem, settings=("policies",))
 
 
+def _refused_with(
+    config: TrainConfig, plan: ResourcePlan, name: str, given: str, off: str, of_ranks: str
+) -> Iterator[Problem]:
+    """What neither several policies nor self-play can be combined with; `of_ranks` says why not with several ranks."""
+    if config.is_off_policy:
+        yield make_problem(f"{name} algo", f"{given} cannot be used with --algo={config.algo}.", off, "--algo=ppo")
+    if config.backend == "hogwild":
+        yield make_problem(f"{name} backend", f"{given} cannot be used with --backend=hogwild.", off)
+    if plan.steps_tensors:
+        yield make_problem(f"{name} env_backend", f"{given} cannot be used with --env_backend=tensor.", off)
+    if plan.num_ranks > 1:
+        yield make_problem(name, f"{given} cannot be used with torchrun: {of_ranks}.", off)
+    for other in _OF_ONE_POLICY:
+        if getattr(config, other):
+            default = f"--{other}={TrainConfig.model_fields[other].default}"
+            yield make_problem(f"{other} {name}", f"--{other} is not available with {given}.", default)
+
+
 def self_play_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """What self-play cannot be combined with."""
     given, off = "--self_play=True", "--self_play=False"
-    if config.is_off_policy:
-        yield make_problem("self_play algo", f"{given} cannot be used with --algo={config.algo}.", off, "--algo=ppo")
-    if config.backend == "hogwild":
-        yield make_problem("self_play backend", f"{given} cannot be used with --backend=hogwild.", off)
-    if plan.steps_tensors:
-        yield make_problem("self_play env_backend", f"{given} cannot be used with --env_backend=tensor.", off)
-    if plan.num_ranks > 1:
-        yield make_problem("self_play", f"{given} cannot be used with torchrun: each rank would have a pool.", off)
+    yield from _refused_with(config, plan, "self_play", given, off, "each rank would have a pool")
     if config.num_policies > 1:
         text = f"{given} trains one policy against its own earlier versions, not --num_policies={config.num_policies}."
         yield make_problem("self_play num_policies", text, "--num_policies=1", off)
@@ -89,10 +87,6 @@ def self_play_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Prob
     if config.policy_mapping != "auto":
         text = f"{given} draws who plays an agent, so --policy_mapping={config.policy_mapping} has no effect."
         yield make_problem("self_play policy_mapping", text, "--policy_mapping=auto", off)
-    for name in _OF_ONE_POLICY:
-        if getattr(config, name):
-            default = f"--{name}={TrainConfig.model_fields[name].default}"
-            yield make_problem(f"{name} self_play", f"--{name} is not available with {given}.", default)
     if config.save_best_metric == "train":
         text = f"With {given} training returns depend on the opponents: --save_best_metric=train cannot compare them."
         yield make_problem("save_best_metric self_play", text, "--save_best_metric=auto", off)

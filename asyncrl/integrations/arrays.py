@@ -58,7 +58,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _numbers_of(value: Any) -> Any:
-    """The numbers in a value of `infos`, which may be nested; None if there are none.
+    """The numbers in a value of `infos`, which may be nested; None without any.
 
     Gymnasium collects values that are not of Python's own types, such as NumPy's bools, in an array of objects, with
     None for environments without one; there they are 0, and a mask beside them says which these are.

@@ -255,9 +255,8 @@ class Session:
                 self._starts_of_policies = resumption.of_policies
             run.start = self._start_point(config, folder, resumption)
             if peers is not None:
-                env_steps, elapsed_s = (
-                    (None, 0.0) if resumption is None else (resumption.env_steps, resumption.elapsed_s)
-                )
+                env_steps = None if resumption is None else resumption.env_steps
+                elapsed_s = 0.0 if resumption is None else resumption.elapsed_s
                 settings = {"config": config.model_dump(mode="json"), "env_steps": env_steps, "elapsed_s": elapsed_s}
                 peers.send_settings({**settings, "hyperparameters": self._hyperparameters.changes()})
         elif (env_steps := self._first_env_steps) is None:

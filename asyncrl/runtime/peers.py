@@ -127,13 +127,13 @@ class Peers:
         """
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-        self._all_attempts = PrefixStore(address.meeting, _connect(address, is_runner=True))  # rank 0 may own the store
-        self.address = address = _meet(address, self._all_attempts)
+        store = _connect(address, is_runner=True)  # rank 0 may own it
+        self.address = address = _meet(address, PrefixStore(address.meeting, store))
         self.is_first = address.rank == 0
         self.runner_learns = False
         self._has_sent_settings = False
         self._own_failure: str | None = None
-        self._store = open_store(address, "runners")
+        self._store = PrefixStore(f"{address.meeting}/runners", store)
         self._failure: str | None = None
         self._others = [rank for rank in range(address.num_ranks) if rank != address.rank]
         # An interval counts as 2 s at most: a run that was suspended for an hour has heard nothing, and is well.
