@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from asyncrl.config.env_maker import EnvMaker
-from asyncrl.config.errors import Problem, UsageError, make_problem, multiples_as_flags
-from asyncrl.config.flags import refused_value
+from asyncrl.config.errors import Problem, UsageError, make_problem
+from asyncrl.config.flags import multiples_as_flags, refused_value
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import (
     MOST_PROCESSES,

@@ -46,9 +46,3 @@ class ConfigError(UsageError):
 def make_problem(settings: str, text: str, *suggestions: str) -> Problem:
     """A problem of the settings whose names `settings` has, with spaces between them."""
     return Problem(tuple(settings.split()), text, suggestions)
-
-
-def multiples_as_flags(name: str, value: int, step: int) -> list[str]:
-    """The multiples of `step` next to `value`, above 0, as flags."""
-    below = value // step * step
-    return [f"--{name}={multiple}" for multiple in (below, below + step) if multiple > 0]

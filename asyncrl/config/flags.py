@@ -306,3 +306,9 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
+
+
+def multiples_as_flags(name: str, value: int, step: int) -> list[str]:
+    """The multiples of `step` next to `value`, above 0, as flags."""
+    below = value // step * step
+    return [f"--{name}={multiple}" for multiple in (below, below + step) if multiple > 0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from asyncrl.config.errors import Problem, make_problem, multiples_as_flags
-from asyncrl.config.flags import format_value
+from asyncrl.config.errors import Problem, make_problem
+from asyncrl.config.flags import format_value, multiples_as_flags
 from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.config.schema import TrainConfig
 
