@@ -156,7 +156,10 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
         given = {name: getattr(options, name) for name in options.model_fields_set}
         of_objective = {field: given[flag] for flag, field in _OF_OBJECTIVE.items() if flag in given}
         own = {field: given[flag] for flag, field in _OF_DEFINITION.items() if flag in given}
-        space = read_mapping(find_space(options.space)) if "space" in given else saved.space
+        space = saved.space
+        if "space" in given:
+            space = read_mapping(find_space(options.space))
+            _leave_out(space, saved.flags)
         return dataclasses.replace(
             saved, space=space, objective=dataclasses.replace(saved.objective, **of_objective), **own
         )
@@ -172,13 +175,19 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
         options.objective, math.inf if options.threshold is None else options.threshold, options.baseline
     )
     flags = _with_settings_of_file(texts, fixed)
-    given = {flag[2:].partition("=")[0] for flag in flags} & content["space"].keys()
+    given = _leave_out(content, flags)
     if given:
-        content["space"] = {name: values for name, values in content["space"].items() if name not in given}
         if not content["space"]:
             raise UsageError(f"--{', --'.join(sorted(given))}: nothing is left in {path} to search.")
         print(f"not searched, because given: {', '.join(sorted(given))}", flush=True)
     return Definition(flags, content, objective, options.sampler, options.pruner, options.search_seed)
+
+
+def _leave_out(content: dict[str, Any], flags: Sequence[str]) -> set[str]:
+    """Takes the settings that `flags` give out of a search space's content; returns their names."""
+    given = {flag[2:].partition("=")[0] for flag in flags} & content["space"].keys()
+    content["space"] = {name: values for name, values in content["space"].items() if name not in given}
+    return given
 
 
 def _with_settings_of_file(texts: Mapping[str, str], fixed: Mapping[str, Any]) -> tuple[str, ...]:

@@ -221,8 +221,15 @@ def terminate_a_fork(_: ReportSender) -> int:
 
 def start_a_process(reports: ReportSender) -> int:
     """Does what an environment may do: it starts a process and waits for it."""
-    forgotten = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600.0,))
+    is_alive, tell = os.pipe()
+
+    def sleep_on() -> None:
+        os.write(tell, b".")
+        time.sleep(600.0)
+
+    forgotten = multiprocessing.get_context("fork").Process(target=sleep_on)
     forgotten.start()
+    os.read(is_alive, 1)  # before that a signal would be lost
     child = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     child.start()
     child.join()

@@ -15,6 +15,13 @@ from probe_envs import ConstantReward, Transition, environment_number
 _DAY_S = 86_400.0
 
 
+def _wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while not all(map(Path.exists, files)):
+        assert time.monotonic() < deadline, "another environment did not come as far"
+        time.sleep(0.005)
+
+
 class _Marked(ConstantReward):
     """Knows whether it is one of those that begin a run, and does something in its step number `at`.
 
@@ -49,9 +56,15 @@ class _Marked(ConstantReward):
 
 
 class Stands(_Marked):
-    """Never returns from its step."""
+    """Never returns from its step; makes the file `sign` before."""
+
+    def __init__(self, sign: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sign = sign
 
     def _misbehave(self) -> None:
+        if self._sign is not None:
+            Path(self._sign).touch()
         self._stand_for_ever()
 
     @staticmethod
@@ -94,19 +107,38 @@ class KeepsCrashing(ConstantReward):
 
 
 class FailsToReset(_Marked):
-    """Raises in its first reset."""
+    """Raises in its first reset; with a `folder` once those numbered 0 and 4, of two workers, are in theirs."""
+
+    def __init__(self, folder: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._folder = folder
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         observation = super().reset(seed=seed)
         if self._is_marked:
+            if self._folder is not None:
+                Path(self._folder, f"resets-{self._number}").touch()
+                _wait_for(Path(self._folder, "resets-0"), Path(self._folder, "resets-4"))
             raise ValueError("the arm is not calibrated")
         return observation
 
 
 class Limps(_Marked):
-    """Takes 400 times as long as others for each step, if it is marked."""
+    """Takes 400 times as long as others for each step, if it is marked; the others wait for the file `sign` of it."""
 
     QUICK_S = 0.0002
+
+    def __init__(self, sign: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sign = Path(sign)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        observation = super().reset(seed=seed)
+        if self._is_marked:
+            self._sign.touch()
+        elif self._number >= 0:
+            _wait_for(self._sign)
+        return observation
 
     def step(self, action: int) -> Transition:
         time.sleep(400 * self.QUICK_S if self._is_marked else self.QUICK_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 NUM_NODES = 2
-_START_S = 100.0
+_START_S = 300.0
 
 _PROGRAM = """
 import sys

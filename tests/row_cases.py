@@ -91,6 +91,11 @@ class Case:
         """Whether it learns from a replay."""
         return self.learner.endswith("sac")
 
+    @property
+    def has_gate(self) -> bool:
+        """Whether the run ends only after all environments have made steps: workers may start at different times."""
+        return self.killed != "" or self.mode.startswith("async")
+
     def spec(self, folder: Path) -> EnvSpec:
         """What the environment is. To find out a few steps are made, whose ledgers are in `folder`."""
         kwargs = {"folder": str(folder)}
@@ -102,7 +107,7 @@ class Case:
         """Settings of the run, whose ledgers are in `folder`."""
         kwargs: dict[str, Any] = {"folder": str(folder)}
         settings = dict(LEARNERS[self.learner])
-        if self.killed:
+        if self.has_gate:
             kwargs["gate"] = str(folder / "gate")
             settings |= {"max_restarts": 100}
         if self.autoreset is not None:
@@ -129,7 +134,7 @@ def run_case(case: Case, folder: Path) -> tuple[FinishedRun, Counts]:
     ledgers_of_probe.mkdir()
     spec = case.spec(ledgers_of_probe)
     killer = None
-    if case.killed:
+    if case.has_gate:
         killer = _killer(case, folder, ledgers)
         killer.start()
     finished = run(folder, case.mode, ENV, recorded=True, spec=spec, **case.settings(ledgers))
@@ -137,7 +142,7 @@ def run_case(case: Case, folder: Path) -> tuple[FinishedRun, Counts]:
     if killer is not None:
         killer.join()
         restarts = [report for report in finished.reports if isinstance(report, RestartReport)]
-        assert killer.num_killed == len(restarts) == NUM_KILLED
+        assert killer.num_killed == len(restarts) == (NUM_KILLED if case.killed else 0)
         assert all("died: SIGKILL, possibly out of memory" in report.text for report in restarts)
         deaths = NUM_KILLED if case.killed == "rollout" else 0
     assert finished.outcome.is_complete and finished.outcome.error is None
@@ -150,16 +155,20 @@ def run_case(case: Case, folder: Path) -> tuple[FinishedRun, Counts]:
 
 
 def _killer(case: Case, folder: Path, ledgers: Path) -> Killer:
-    """Kills rollout workers after all environments made a step, and waits until one that replaces them makes some."""
-    roles, gate = f"{case.killed}-*.log", ledgers / "gate"
-    if case.killed != "rollout":
-        return Killer(folder, roles, NUM_KILLED, gate)
+    """Opens the gate when all environments have made a step.
+
+    Rollout workers are killed after that, and then one that replaces them makes some, too.
+    """
+    count, gate = NUM_KILLED if case.killed else 0, ledgers / "gate"
     settings = {**SMALL, **case.settings(ledgers)}
     num_envs = settings["num_workers"] * settings["num_envs_per_worker"]
+    if case.killed != "rollout":
+        roles = f"{case.killed or 'rollout'}-*.log"
+        return Killer(folder, roles, count, gate, may_end=lambda: count_started(ledgers) >= num_envs)
     return Killer(
         folder,
-        roles,
-        NUM_KILLED,
+        "rollout-*.log",
+        count,
         gate,
         may_start=lambda: count_started(ledgers) >= num_envs,
         may_end=lambda: count_started(ledgers) > num_envs,

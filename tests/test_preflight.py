@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from layouts import vector_observation
 
 from asyncrl.cli.console import print_findings
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models import registry
-from asyncrl.models.encoders import ObservationEncoder
+from asyncrl.models.encoders import Inputs, ObservationEncoder
 from asyncrl.run import preflight
 
 INF = float("inf")
@@ -78,6 +80,30 @@ def test_what_an_encoder_of_a_users_own_bears_is_not_known(monkeypatch: pytest.M
     result = checked("--env=Screen-v0", "--learning_rate=0.01", "--encoder=own")
     assert result.exit_code == 0
     assert not any("convolutions" in warning.text for warning in result.warnings)
+
+
+def test_the_network_of_one_policy_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Normalizing(torch.nn.Module):
+        output_size = 4
+
+        def __init__(self, layout: ObservationLayout, config: TrainConfig) -> None:
+            super().__init__()
+            self.layer = torch.nn.BatchNorm1d(4)
+
+        def forward(self, inputs: Inputs) -> torch.Tensor:
+            return self.layer(inputs.floats)
+
+    def fail(layout: ObservationLayout, config: TrainConfig) -> torch.nn.Module:
+        raise ValueError("it cannot be made")
+
+    monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
+    registry.register_encoder("normalizing")(Normalizing)
+    registry.register_encoder("failing")(fail)
+    flags = ("--env=Choice-v0", "--num_policies=2", "--policy_mapping=random")
+    (problem,) = checked(*flags, "--policy.1.encoder=normalizing").problems
+    assert "is BatchNorm1d, whose running statistics only the learner would have" in problem.text
+    (problem,) = checked(*flags, "--policy.1.encoder=failing").problems
+    assert "ValueError: it cannot be made" in problem.text
 
 
 @pytest.mark.parametrize(("env", "code"), [("Bounded-v0", 0), ("Free-v0", 2), ("Choice-v0", 2)])

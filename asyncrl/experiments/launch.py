@@ -26,6 +26,7 @@ from asyncrl.experiments.runs import (
     as_flag,
     changed_settings,
     check_environment,
+    has_reached_limit,
     is_finished,
     last_error,
     machine_of,
@@ -195,7 +196,7 @@ class Launch:
             if not changes or if_changed == "show":
                 continue
             changed[each.run.name] = ", ".join(map(str, changes))
-            if if_changed == "resume" and is_finished(each.run):
+            if if_changed == "resume" and has_reached_limit(each.run):
                 over.append(each.run.name)
             if if_changed == "repeat":
                 each.once = ("--restart_behavior=restart",)
@@ -206,7 +207,9 @@ class Launch:
                 f"{name} has reached its limit, so nothing of it would be trained with {changed[name]}."
                 for name in over
             ]
-            choices = "Give a larger train_for_env_steps, or --changed=repeat to make such runs again."
+            choices = (
+                "Give a larger train_for_env_steps or train_for_seconds, or --changed=repeat to make such runs again."
+            )
             raise UsageError("\n".join([*lines[:_MOST_SHOWN], *_and_more(lines), choices]))
         if changed and if_changed == "refuse":
             lines = [f"{name} was made with other settings: {text}." for name, text in changed.items()]

@@ -149,10 +149,14 @@ def read_summary(folder: RunFolder) -> dict[str, Any] | None:
 def is_finished(run: PlannedRun) -> bool:
     """Whether the run has reached its limit, or a callback has ended it."""
     summary = read_summary(run.folder)
-    if summary is None:
+    return summary is not None and (summary["status"] == "stopped" or has_reached_limit(run))
+
+
+def has_reached_limit(run: PlannedRun) -> bool:
+    """Whether the run has trained for all the steps or seconds that it has now."""
+    summary = read_summary(run.folder)
+    if summary is None or summary["status"] != "completed":
         return False
-    if summary["status"] != "completed":
-        return bool(summary["status"] == "stopped")
     if summary["env_steps"] >= run.config.train_for_env_steps:
         return True
     limit_s = run.config.train_for_seconds

@@ -211,16 +211,23 @@ class PolicyFigures:
     def __init__(self, episodes: EpisodeStatistics, best_return: float | None) -> None:
         self.episodes = episodes
         self.of_task = EpisodeStatistics(recent=episodes.recent)
-        self._training_info = 0
+        self._training_info: int | None = None
         self.interval = Interval()
         self.learner: LearnerReport | None = None
         self.best_return = best_return
         self.best_asked_at = -math.inf
 
     def note_of_task(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Takes the policy's episodes of a report; returns before a newer message are not comparable with theirs."""
-        newest = max((episode.training_info for episode in episodes), default=0)
-        if newest > self._training_info:
+        """Takes the policy's episodes of a report; returns before a newer message are not comparable with theirs.
+
+        The first number of a process says nothing: an observer of a resumed run may send again what it sent before.
+        """
+        if not episodes:
+            return
+        newest = max(episode.training_info for episode in episodes)
+        if self._training_info is None:
+            self._training_info = newest
+        elif newest > self._training_info:
             self._training_info, self.best_return = newest, None
             self.of_task = EpisodeStatistics()
         self.of_task.add([episode for episode in episodes if episode.training_info == self._training_info])

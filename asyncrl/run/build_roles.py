@@ -374,9 +374,9 @@ class _LearnerParts:
         saved = state_to_begin_with(setup)
         is_resumed = setup.resume_from is not None and saved is not None
         elapsed_s = float(saved.scalars["elapsed_s"]) if saved is not None and is_resumed else 0.0
-        if is_resumed:  # policies may have saved at different times, and end at the same one
-            starts = (path for path, _ in setup.starts_of_policies if path is not None)
-            elapsed_s = max([elapsed_s, *(float(load_state(path)["elapsed_s"]) for path in starts)])
+        # Policies may have saved at different times, or not at all, and end at the same one.
+        starts = (path for path, _ in setup.starts_of_policies if path is not None)
+        elapsed_s = max([elapsed_s, *(float(load_state(path)["elapsed_s"]) for path in starts)])
         return cls(
             setup=setup,
             device=device,

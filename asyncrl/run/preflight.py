@@ -17,6 +17,7 @@ from asyncrl.buffers.layout import arena_bytes
 from asyncrl.cluster import connection
 from asyncrl.cluster.parcels import LARGEST_FLOAT16
 from asyncrl.cluster.traffic import Traffic
+from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
@@ -140,22 +141,23 @@ def run(
         if not of_resuming:
             problems += resuming.find_problems_of_checkpoint(config, spec)
         warnings += _env_warnings(config, plan, spec)
+        policies = [config] * plan.num_policies
         try:
             shared = None if plan.hogwild is None else shared_sizes(spec, config)
-            has_own = "policies" not in _names(of_names) | _names(found)
-            policies = [config.of_policy(idx) if has_own else config for idx in range(plan.num_policies)]
+            if "policies" not in _names(of_names) | _names(found):
+                policies = [config.of_policy(idx) for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
-            if any(getattr(config, name) != "default" for name in _NETWORKS_OF_USERS):
-                from asyncrl.models.factory import check_buffers  # imports torch
+            for own, each in zip(specs, policies, strict=True):
+                if _networks_of_user([each]) or each.algorithm.name not in BUILT_IN:
+                    from asyncrl.models.factory import check_buffers  # imports torch
 
-                for own, each in zip(specs, policies, strict=True):
                     check_buffers(own, each)
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
             if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
                 traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
         except Exception as error:
-            of_the_user = tuple(name for name in _NETWORKS_OF_USERS if getattr(config, name) != "default")
+            of_the_user = _networks_of_user([config, *policies])
             if not of_the_user and not isinstance(error, UsageError):
                 raise
             if not of_the_user:  # the algorithm's model; `_action_problems` may have said it already
@@ -235,6 +237,11 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
         except UsageError as error:
             problems.append(Problem(("video_every_env_steps",), str(error)))
     return config, problems
+
+
+def _networks_of_user(configs: Iterable[TrainConfig]) -> tuple[str, ...]:
+    """The settings that name code of the user in one of `configs`."""
+    return tuple(name for name in _NETWORKS_OF_USERS if any(getattr(each, name) != "default" for each in configs))
 
 
 def _of_user_code(names: tuple[str, ...], what: str, error: Exception) -> Problem:

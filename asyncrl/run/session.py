@@ -363,6 +363,8 @@ class Session:
         except Exception as error:
             raise explain("runner", error) from error
         finally:
+            if peers is not None:
+                peers.runner_learns = False
             run.weights = []
             setup.arena.close()
         for policy_idx, of_policy in enumerate(outcome.of_policies or [outcome]):

@@ -109,8 +109,12 @@ def test_it_trains_and_leaves_no_files(
     capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert doctor.main(["--seconds=1.5", "--json"]) == 0
-    speeds = json.loads(capsys.readouterr().out)["speeds"]
+    for seconds in (1.5, 6.0, 24.0):  # on a busy machine workers start late
+        exit_code, shown = doctor.main([f"--seconds={seconds}", "--json"]), capsys.readouterr()
+        if exit_code == 0 and json.loads(shown.out)["speeds"]["trained"] is not None:
+            break
+    assert exit_code == 0, shown.err
+    speeds = json.loads(shown.out)["speeds"]
     assert all(speeds[name] > 0 for name in ("trained", "simulation", "inference", "learner"))
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import signal
@@ -8,6 +7,7 @@ import time
 
 import psutil
 import pytest
+from command import wait_until
 
 from asyncrl.analysis.benchmark.watch import TaskFailed, Usage, run_watched
 
@@ -64,7 +64,11 @@ def test_an_interrupted_wait_leaves_no_process(tmp_path, monkeypatch):
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         run_watched([sys.executable, "-c", STUBBORN, str(pids)], tmp_path / "log")
-    time.sleep(0.2)
-    for pid in json.loads(pids.read_text()):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    def is_gone(pid):
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_until(lambda: all(map(is_gone, json.loads(pids.read_text()))), 10.0, "both are gone")

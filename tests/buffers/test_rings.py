@@ -49,7 +49,7 @@ def test_a_hundred_thousand_items_of_another_process_arrive_once_and_in_order(co
 
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize(
-    "count", [10_000, pytest.param(3_000_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+    "count", [10_000, pytest.param(3_000_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
 def test_what_was_written_before_a_number_was_pushed_is_seen_when_it_is_popped(
     context: BaseContext, count: int

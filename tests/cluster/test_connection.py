@@ -48,7 +48,9 @@ def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_cluster_that_asks_for_a_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_LOOK_S", 200.0)
     with ray_cluster.started(0, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="a" * 64) as cluster:
         monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
         assert "asks for a token: export RAY_AUTH_MODE=token" in str(problem(cluster.address))

@@ -91,7 +91,7 @@ def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> 
     [
         ["--algo=sac", "--tau=0.1", "--compile=off", "--batch_size=64"],
         ["--algo=sac", "--encoder=own", "--encoder_conv_mlp_layers=64"],
-        ["--algo=a3c", "--hogwild_optimizer=rmsprop", "--rollout=8"],
+        ["--algo=a3c", "--hogwild_optimizer=rmsprop", "--rollout=8", "--initial_stddev=0.3"],
         ["--backend=hogwild", "--num_epochs=3", "--batch_size=32", "--target_kl=0.1", "--ppo_clip_ratio=0.1"],
         ["--ppo_clip_ratio=0.3", "--eval_episodes=3", "--eval_every_env_steps=1000"],
         ["--env=ALE/Pong-v5", "--atari_preprocessing=False"],

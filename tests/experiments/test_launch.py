@@ -103,6 +103,17 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, without).make_all()
 
 
+def test_a_run_that_a_callback_has_ended_can_be_resumed_with_other_settings(tmp_path, pretends) -> None:
+    text = GRID.replace("[well, fails_once]", "[well]").replace("evaluate: {episodes: 5}", "").replace("seeds: 2", "")
+    made = launch(tmp_path, text)
+    assert made.make_all()
+    summary = made.runs[0].run.folder.summary
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "status": "stopped"}))
+    assert [each.state for each in launch(tmp_path, text).runs] == ["finished"]
+    assert launch(tmp_path, text.replace("1000", "1000, gamma: 0.9"), if_changed="resume").make_all()
+    assert starts(tmp_path) == {"seed0": 2}
+
+
 def test_a_setting_that_begins_to_vary_leaves_the_runs_before_as_they_are(tmp_path, pretends) -> None:
     text = "settings: {env: CartPole-v1, train_for_env_steps: 1000}\ngrid: GRID\nseeds: 2"
     assert launch(tmp_path, text.replace("GRID", "{gamma: [0.9]}")).make_all()
@@ -229,7 +240,7 @@ def test_a_launch_that_is_stopped_stops_its_runs_and_continues(tmp_path, pretend
     assert [each.state for each in launch(tmp_path, text).runs] == ["waiting"] * 2
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(480)
 def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
     grid = tmp_path / "grid.yaml"
     settings = "{env: CartPole-v1, serial_mode: true, async_rl: false, train_for_env_steps: 120000, save_every_s: 0.2}"
@@ -238,7 +249,7 @@ def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         checkpoints = tmp_path / "runs" / "CartPole-v1_seed0" / "checkpoints"
-        wait_until(lambda: any(checkpoints.glob("checkpoint_*")), 60.0, "a run has saved a checkpoint")
+        wait_until(lambda: any(checkpoints.glob("checkpoint_*")), 200.0, "a run has saved a checkpoint")
         children = psutil.Process(first.pid).children(recursive=True)
     finally:
         os.kill(first.pid, signal.SIGKILL)

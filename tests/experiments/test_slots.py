@@ -23,10 +23,10 @@ path, answers, starts = sys.argv[1:]
 if answers == "no":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) if starts == "child" else None
-with open(path + ".part", "w") as file:
-    json.dump([sorted(os.sched_getaffinity(0)), os.getpid(), child and child.pid, __name__], file)
-os.replace(path + ".part", path)
 try:
+    with open(path + ".part", "w") as file:
+        json.dump([sorted(os.sched_getaffinity(0)), os.getpid(), child and child.pid, __name__], file)
+    os.replace(path + ".part", path)
     time.sleep(100)
 except KeyboardInterrupt:
     print("stopped well")
@@ -60,6 +60,13 @@ def read(path: Path) -> list:
     return json.loads(path.read_text())
 
 
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def waiting(folder: Path, name: str, answers: str = "yes", threads: int = 1) -> Command:
     return Command(name, "waiting", (str(folder / name), answers, "alone"), folder / f"{name}.log", threads)
 
@@ -71,9 +78,9 @@ def test_a_command_that_is_stopped_ends_by_itself_and_one_that_does_not_is_kille
         assert not slots.has_room(1)
         processes = {name: read(folder / name) for name in ("good", "deaf")}
         assert [process[3] for process in processes.values()] == ["__main__", "__main__"]
+        slots.stop("good")
         monkeypatch.setattr("asyncrl.experiments.slots._GRACE_S", 1.0)
-        for name in processes:
-            slots.stop(name)
+        slots.stop("deaf")
         ended = {}
         while slots.names:
             ended.update({each.name: each.exit_code for each in slots.wait(20.0)})
@@ -113,8 +120,7 @@ def test_a_killed_owner_leaves_no_process(folder) -> None:
     owner.wait()
 
     def are_gone() -> bool:
-        alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-        return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+        return all(map(is_gone, pids))
 
     wait_until(are_gone, 10.0, "commands that ignore Ctrl-C, and their children, are gone")
 

@@ -124,7 +124,7 @@ def test_trials_of_a_dead_process_start_again_with_their_settings_and_run(tmp_pa
 
 
 def test_a_sweep_that_is_stopped_continues_its_trials(tmp_path, pretends) -> None:
-    flags = (*FLAGS[:-1], "--train_for_env_steps=1000", "--eval_every_env_steps=100", "--track_project=slow")
+    flags = (*FLAGS[:-1], "--train_for_env_steps=1000", "--eval_every_env_steps=40", "--track_project=slow")
     definition = dataclasses.replace(DEFINITION, flags=flags)
 
     def stop(runs: Sequence[PlannedRun]) -> None:
@@ -373,6 +373,7 @@ def test_a_setting_that_is_given_is_not_searched(tmp_path, pretends, capsys) -> 
     assert "gamma" not in definition.space["space"] and "learning_rate" in definition.space["space"]
     for trial in range(4):
         assert RunFolder(tmp_path / "study" / f"trial_{trial:04d}").read_config().gamma == 0.93
+    assert main([options[0], *options[2:], "--space=ppo"]) == 0, "the same space, of which the given is left out again"
     space = tmp_path / "gamma.yaml"
     space.write_text("space: {gamma: {low: 0.9, high: 0.99}}")
     other = ("--study=other", *options[1:])

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -74,8 +75,8 @@ def batch_of(owner: int, number: int) -> torch.Tensor:
     return torch.randn(5, 2, generator=generator) * owner + number % 7
 
 
-def push_marks(arena: Arena, owner: int, num_pushes: int, bound: int | None, path: Path) -> None:
-    """Body of a process that counts its pushes in the element of the shared tensor that belongs to it.
+def push_marks(arena: Arena, owner: int, num_pushes: int, bound: int | None, path: Path, barrier: Barrier) -> None:
+    """Body of a process that counts its pushes in the element of the shared tensor that belongs to it, once all can.
 
     So a copy of the tensor tells which updates it has, and `path` gets for each push how many updates others had made
     since the pull, read from the tensor itself; then the same as the meter has counted; then the number of pushes that
@@ -104,6 +105,7 @@ def push_marks(arena: Arena, owner: int, num_pushes: int, bound: int | None, pat
         time.sleep(random_pause.random() * (0.02 if owner == 1 else 0.002))
         adam.step(0.0, torch.zeros(()))
 
+    barrier.wait(100.0)
     for _ in range(num_pushes):
         pull()
         meter.update(compute, pull)

@@ -27,8 +27,9 @@ def pushed_by_all(
 ) -> list[tuple[list[int], list[int], int]]:
     """What each worker has marked, what its meter has measured, and how many of its pushes were computed again."""
     paths = [folder / f"{owner}.json" for owner in range(1, NUM_WORKERS + 1)]
+    barrier = context.Barrier(NUM_WORKERS)
     processes = [
-        context.Process(target=push_marks, args=(arena, owner, num_pushes, bound, path))
+        context.Process(target=push_marks, args=(arena, owner, num_pushes, bound, path, barrier))
         for owner, path in enumerate(paths, 1)
     ]
     for process in processes:

@@ -454,7 +454,7 @@ def test_processes_exchange_over_a_process_group(context: BaseContext, free_port
     processes = [context.Process(target=exchange_once, args=(rank, 3, free_port, results)) for rank in range(3)]
     for process in processes:
         process.start()
-    answers = sorted(results.get(timeout=50.0) for _ in processes)
+    answers = sorted(results.get(timeout=200.0) for _ in processes)
     for process in processes:
         process.join(10.0)
     assert answers == [(rank, [6.0, 12.0], [[0, 5], [1, 5], [2, 5]], [1.0, 2.0]) for rank in range(3)]

@@ -377,6 +377,14 @@ def test_the_best_of_a_stage_of_a_curriculum_is_not_that_of_an_easier_one(tmp_pa
     assert run.monitor.take_new_bests() == {0: 90.0}
 
 
+def test_what_a_resumed_run_is_told_again_makes_no_other_task_of_it(tmp_path):
+    run = Run(tmp_path, earlier=ResumedTotals(0, 0.0, best_returns=(300.0,)))
+    run.at(20, rollout(0, 64, [EpisodeRecord(250.0, 5, training_info=1)] * 100))
+    assert run.monitor.take_new_bests() == {}
+    run.at(40, rollout(0, 64, [EpisodeRecord(200.0, 5, training_info=2)] * 100))
+    assert run.monitor.take_new_bests() == {0: 200.0}
+
+
 def test_a_resumed_run_of_several_policies_has_its_own_window(tmp_path):
     run = Run(tmp_path, num_policies=2, policy_mapping="random")
     episodes = [EpisodeRecord(100.0 * (number % 2), 5, policy_idx=number % 2) for number in range(300)]

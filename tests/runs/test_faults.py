@@ -40,9 +40,11 @@ def train(start: Callable[..., Command], env: str, *flags: str, **env_kwargs: An
 
 
 @pytest.mark.parametrize("mode", ["--inference_mode=local", "--inference_mode=central", "--backend=hogwild"])
-def test_workers_that_all_fail_at_once_are_one_failure(start: Callable[..., Command], mode: str) -> None:
+def test_workers_that_all_fail_at_once_are_one_failure(
+    start: Callable[..., Command], mode: str, tmp_path: Path
+) -> None:
     hogwild = ("--algo=a2c",) if "hogwild" in mode else ()
-    failing = train(start, "FailsToReset", mode, *hogwild)
+    failing = train(start, "FailsToReset", mode, *hogwild, folder=str(tmp_path))
     code, _, stderr = failing.finish()
     assert code == 1
     assert stderr.count("Traceback") == 1, stderr
@@ -68,11 +70,17 @@ def test_a_worker_that_hangs_is_killed_with_its_stack_and_replaced(
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
-def test_others_go_on_while_a_worker_hangs(start: Callable[..., Command], backend: tuple[str, ...]) -> None:
-    training = train(start, "Stands", "--env_step_timeout=100000", "--train_for_env_steps=5000", *backend, only=5)
+def test_others_go_on_while_a_worker_hangs(
+    start: Callable[..., Command], backend: tuple[str, ...], tmp_path: Path
+) -> None:
+    sign = tmp_path / "sign"
+    training = train(start, "Stands", "--env_step_timeout=100000", *backend, only=5, sign=str(sign))
+    training.wait_until(sign.exists, "a worker stands")
+    before = steps_so_far(training)
+    training.wait_until(lambda: steps_so_far(training) >= before + 5000, "the other one goes on")
+    training.process.terminate()
     code, _, stderr = training.finish()
-    assert code == 0, stderr
-    assert training.summary()["env_steps"] >= 5000
+    assert code == 143, stderr
     assert "rollout-1 did not end within" in stderr
 
 
@@ -101,6 +109,11 @@ def test_used_up_restarts_end_the_run_after_it_has_saved(start: Callable[..., Co
     saved = training.checkpoint()
     assert saved is not None
     assert checkpoint.load(saved).model
+
+
+def steps_so_far(command: Command) -> int:
+    records = command.records()
+    return records[-1]["env_steps"] if records else 0
 
 
 def pid_of(command: Command, role: str) -> int:
@@ -136,7 +149,9 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
 def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
     start: Callable[..., Command], backend: tuple[str, ...]
 ) -> None:
-    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", "--train_for_env_steps=20000", *backend)
+    # The steps take several seconds: the learner is killed before their end.
+    num_steps = 100_000 if backend else 20_000
+    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", f"--train_for_env_steps={num_steps}", *backend)
     training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     first = pid_of(training, "learner")
@@ -163,12 +178,12 @@ def test_nothing_outlives_the_runner(start: Callable[..., Command], flags: tuple
     training.wait_until(lambda: len(training.session()) >= 5, "runner, fork server, learner and two workers run")
     training.process.kill()
     training.process.wait()
-    wait_until(lambda: not training.session(), 5.0, "all descendants are gone")
+    wait_until(lambda: not training.session(), 30.0, "all descendants are gone")
     assert training.session() == []
 
 
 def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command]) -> None:
-    training = start("asyncrl.train", "--env=CartPole-v1", "--train_for_env_steps=20000", *PROBE)
+    training = start("asyncrl.train", "--env=CartPole-v1", *PROBE)
     training.wait_until_trained()
     worker = psutil.Process(pid_of(training, "rollout-0"))
     fork_server = psutil.Process(worker.ppid())
@@ -177,12 +192,16 @@ def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command
     time.sleep(0.5)
     assert worker.is_running()
     worker.kill()
+    log = training.folder / "logs" / "rollout-0.log"
+    training.wait_until(lambda: len(pids(log)) == 2, "the worker was replaced")
+    before = steps_so_far(training)
+    training.wait_until(lambda: steps_so_far(training) >= before + 5000, "it goes on")
+    training.process.terminate()
     code, _, stderr = training.finish()
-    assert code == 0, stderr
+    assert code == 143, stderr
     assert "the fork server died and was restarted" in stderr
     assert "rollout worker 0 died" in stderr
     assert training.summary()["restarts"] == 1
-    assert training.summary()["env_steps"] >= 20000
 
 
 def test_a_worker_that_limps_is_no_worker_that_hangs(tmp_path: Path) -> None:
@@ -190,7 +209,7 @@ def test_a_worker_that_limps_is_no_worker_that_hangs(tmp_path: Path) -> None:
         tmp_path,
         "async-local",
         "faulty_envs:Limps-v0",
-        env_kwargs={"only": 0, "run_seed": 1},
+        env_kwargs={"only": 0, "run_seed": 1, "sign": str(tmp_path / "sign")},
         env_step_timeout=2.0,
         recorded=True,
         train_for_env_steps=6000,
@@ -199,7 +218,7 @@ def test_a_worker_that_limps_is_no_worker_that_hangs(tmp_path: Path) -> None:
     assert finished.outcome.is_complete
     slow, quick = steps_of_workers(finished)
     assert slow > 0
-    assert quick > 2 * slow, "in step with the slow one they would make as many"
+    assert quick > 1.5 * slow, "in step with the slow one they would make as many"
 
 
 def steps_of_workers(finished: FinishedRun) -> list[int]:

@@ -109,7 +109,8 @@ def test_sac_finds_values_and_actions_with_two_workers(mode: str, hogwild_mode: 
     endless = run(tmp_path / "endless", mode, "EndlessReward", **settings, env_kwargs={"terminates": False})
     assert values(endless, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.4)
     updates = learner_of(endless).policy_version
-    assert updates == pytest.approx(endless.outcome.env_steps - 200, abs=8)
+    of_workers = saved_worker_steps(checkpoint.load_state(Path(endless.outcome.checkpoint)))
+    assert updates == pytest.approx(sum(max(0, num_steps - 100) for num_steps in of_workers), abs=8)
 
     settings = {**SAC, **own, "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
     distant = run(tmp_path / "distant", mode, "DistantTarget", **settings)
@@ -150,7 +151,7 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     settings["train_for_env_steps"] = 2000
     first = run(tmp_path / "first", "async-local", "ContextualBandit", **settings)
     path = Path(first.outcome.checkpoint)
-    # The workers start at different times; each has to make steps in both runs, and A2C makes 10,000 steps a second.
+    # The workers start at different times, and A2C makes 10,000 steps a second: one may make all steps of a run.
     settings["train_for_env_steps"] = num_steps = 12_000 if algo == "a2c" else 4000
     second = run(tmp_path / "second", "async-local", "ContextualBandit", resume_from=path, **settings)
     before, after = (checkpoint.load(Path(finished.outcome.checkpoint)).state for finished in (first, second))
@@ -158,7 +159,7 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     counts = saved_worker_steps(before), saved_worker_steps(after)
     assert [len(steps) for steps in counts] == [2, 2]
     assert [sum(steps) for steps in counts] == [before["env_steps"], after["env_steps"]]
-    assert all(now > then for then, now in zip(*counts, strict=True))
+    assert all(now >= then for then, now in zip(*counts, strict=True))
     made = after["policy_version"] - before["policy_version"]
     expected = (after["env_steps"] - before["env_steps"]) / 64 if algo == "a2c" else 2000 - 200
     assert made == pytest.approx(expected, rel=0.1)
@@ -225,8 +226,8 @@ def test_the_curves_of_workers_go_on_where_the_run_was_stopped(start: Callable[.
     again = start("asyncrl.train", *FLAGS, "--train_for_env_steps=14000")
     assert again.finish()[0] == 0
     after = worker_steps(again)
-    # On a busy machine one worker may have made all new steps before the other one has started.
-    assert all(now >= then > 0 for then, now in zip(before, after, strict=True))
+    # On a busy machine one worker may have made all steps of a start before the other one was at work.
+    assert all(now >= then for then, now in zip(before, after, strict=True))
     assert 12000 <= sum(before) < sum(after) and 14000 <= sum(after) < 14500
 
 

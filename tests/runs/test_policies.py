@@ -199,21 +199,28 @@ SEVERAL = ("--env=CartPole-v1", "--num_policies=3", "--train_for_env_steps=60000
 
 
 def test_a_worker_that_is_killed_costs_the_policies_nothing(start: Callable[..., Command]) -> None:
-    training = start("asyncrl.train", *SEVERAL)
+    def steps_of_policies() -> list[float]:
+        record = training.records()[-1]
+        return [record.get(f"policy_{idx}/time/total_agent_steps", 0.0) for idx in range(3)]
+
+    training = start("asyncrl.train", *SEVERAL, "--train_for_env_steps=100000000")
     training.wait_until(
         lambda: any("policy_2/train/loss" in record for record in training.records()), "all are trained"
     )
     log = training.folder / "logs" / "rollout-0.log"
     os.kill(pids(log)[-1], signal.SIGKILL)
     training.wait_until(lambda: len(pids(log)) == 2, "another worker is in its place")
+    before = steps_of_policies()
+    training.wait_until(
+        lambda: all(now > then + 1000 for then, now in zip(before, steps_of_policies(), strict=True)), "all learn on"
+    )
+    training.process.terminate()
     code, _, stderr = training.finish()
-    assert code == 0, stderr
+    assert code == 143, stderr
     assert "rollout worker 0 died" in stderr
     summary = training.summary()
-    assert summary["restarts"] == 1 and summary["env_steps"] >= 600000
+    assert summary["restarts"] == 1
     assert len(summary["ep_rew_mean_of_policies"]) == 3
-    steps = training.records()[-1]
-    assert min(steps[f"policy_{idx}/time/total_agent_steps"] for idx in range(3)) > 1000
 
 
 def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Callable[..., Command]) -> None:

@@ -127,7 +127,7 @@ def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path
     killed_at = time.monotonic()
     code, _, errors = run.finish()
     assert code != 0
-    assert time.monotonic() - killed_at < 60.0
+    assert time.monotonic() - killed_at < 180.0
     assert re.search(r"error: rank 1 on \S+ failed: .*learner.*SIGKILL", errors), errors
     summary = json.loads((run.folder / "summary.json").read_text())
     assert summary["status"] == "failed"
@@ -318,7 +318,7 @@ def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=380
     )
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if line) == ["interrupted None", "stopped taught"]

@@ -82,7 +82,7 @@ def test_with_a_fixed_lag_every_sample_is_one_dataset_old_and_runs_repeat(mode: 
 def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_path: Path) -> None:
     finished = run(
         tmp_path,
-        "async-central",
+        "sync-central",  # each dataset has slots of all splits
         "Sentinel",
         recorded=True,
         env_kwargs={"run_seed": SMALL["seed"], "delay_s": 0.001},
@@ -90,7 +90,7 @@ def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_p
         num_envs_per_worker=4,
         worker_num_splits=2,
         num_inference_workers=2,
-        inference_max_wait_ms=20.0,
+        inference_max_wait_ms=200.0,
         train_for_env_steps=2000,
     )
     for server_idx in range(2):

@@ -85,7 +85,9 @@ def save_member(folder: Path, env_steps: int, names_the_bit: bool) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str) -> None:
     pool = {"self_play_pool_share": 0.9, "self_play_add_every_env_steps": 1000, "self_play_pool_size": 3}
-    result = train(tmp_path, train_for_env_steps=8000, **pool, **MODES[mode])
+    # A runner looks five times a second, unless it gets no core.
+    num_steps = 8000 if mode == "serial" else 20_000
+    result = train(tmp_path, train_for_env_steps=num_steps, **pool, **MODES[mode])
     policy = load_policy(result.folder)
     assert evaluate(policy, episodes=10, deterministic=True).mean_reward == 5.0
     if not mode.startswith("async"):
@@ -93,7 +95,7 @@ def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str) -> 
         ratios = values_of(result, "train/max_ratio_deviation_first_batch")
         assert len(ratios) > 1 and max(ratios) < 1e-4
     size = values_of(result, "self_play/pool_size")[-1]
-    assert size == 3.0 if mode == "serial" else size >= 1.0  # a runner looks five times a second
+    assert size == 3.0 if mode == "serial" else size >= 1.0
     assert len(list((result.folder / "self_play").glob("checkpoint_*"))) == size
 
 
@@ -169,18 +171,28 @@ def test_a_killed_run_continues_with_the_same_pool(start: Callable[..., Command]
     training.process.communicate()
     before = ratings_of(folder)
     saved = [int(path.name.removeprefix("checkpoint_")) for path in checkpoint.newest_first(folder / "self_play")]
-    assert len(saved) == 3
+    assert len(saved) in (3, 4), "killed after a member was saved and before the oldest was removed"
+    saved = saved[:3]
     resumed = start("asyncrl.train", "--train_for_env_steps=100000000", "--self_play_add_every_env_steps=1000000000")
+
+    def games(member: dict[str, Any]) -> int:
+        return member["won"] + member["drawn"] + member["lost"]
+
+    games_before = {member["env_steps"]: games(member) for member in before["members"]}
+
+    def has_played_all() -> bool:
+        members = ratings_of(folder)["members"]
+        return all(games(member) > games_before.get(member["env_steps"], 0) for member in members)
+
     num_before = len(training.records())
-    resumed.wait_until(lambda: len(resumed.records()) > num_before + 5, "it goes on")
+    resumed.wait_until(lambda: len(resumed.records()) > num_before + 5 and has_played_all(), "it goes on")
     resumed.process.send_signal(signal.SIGINT)
     code, _, stderr = resumed.finish()
     assert code in (0, 130), stderr
     after = ratings_of(folder)
     assert [member["env_steps"] for member in after["members"]] == sorted(saved)
-    games_before = {member["env_steps"]: member["won"] + member["lost"] for member in before["members"]}
     for member in after["members"]:
-        assert member["won"] + member["drawn"] + member["lost"] > games_before.get(member["env_steps"], 0)
+        assert games(member) > games_before.get(member["env_steps"], 0)
 
 
 def test_a_run_that_begins_again_for_want_of_a_checkpoint_begins_with_an_empty_pool(tmp_path: Path) -> None:

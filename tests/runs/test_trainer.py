@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
 }
 MODES = [pytest.param({"serial_mode": True}, id="serial"), pytest.param({}, id="parallel")]
 
-pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(300)]
 
 
 class Noting(Observer):

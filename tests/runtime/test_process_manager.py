@@ -17,8 +17,11 @@ from typing import Any
 import child_targets
 import psutil
 import pytest
+from command import wait_until
+from killing import pids
 from signal_slot.signal_slot import EventLoop
 
+from asyncrl.runtime import processes
 from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, allow_descriptors, describe_exit
 
 TESTS = str(Path(__file__).parents[1])
@@ -27,7 +30,10 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 @pytest.fixture
-def manager(context: BaseContext, tmp_path: Path, leaves_nothing: None) -> Iterator[ProcessManager]:
+def manager(
+    context: BaseContext, tmp_path: Path, leaves_nothing: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ProcessManager]:
+    monkeypatch.setattr(processes, "_EXIT_S", 30.0)  # the fork server passes an exit code on when it gets a core
     manager = ProcessManager(context, lambda name: tmp_path / f"{name}.log")
     yield manager
     manager.end(timeout_s=0.0)
@@ -145,7 +151,10 @@ def test_a_name_can_be_used_again_once_its_process_is_buried(manager: ProcessMan
     assert len(manager.take_reports()) == 6
 
 
-def test_a_child_that_hangs_is_killed_with_its_stacks_in_its_log(manager: ProcessManager, tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_killed_with_its_stacks_in_its_log(
+    manager: ProcessManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_STACK_S", 3.0)
     manager.start("rollout-3", child_targets.report_and_sleep)
     reports_of(manager, 1)
     manager.kill_hung("rollout-3", "slept too long")
@@ -208,8 +217,8 @@ def run_program(call: str) -> subprocess.Popen[str]:
 
 
 def test_an_interpreter_that_exits_does_not_wait_for_children(tmp_path: Path) -> None:
-    stdout, _ = run_program(f"exit_while_a_child_sleeps({str(tmp_path)!r})").communicate(timeout=60.0)
-    assert not psutil.pid_exists(int(stdout))
+    stdout, _ = run_program(f"exit_while_a_child_sleeps({str(tmp_path)!r})").communicate(timeout=200.0)
+    wait_until(lambda: not psutil.pid_exists(int(stdout)), 20.0, "the child is gone")
 
 
 def test_children_die_with_their_parent(tmp_path: Path) -> None:
@@ -219,6 +228,8 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
         time.sleep(0.01)
     children = [psutil.Process(int(pid)) for pid in (tmp_path / "pids").read_text().split()]
     assert len(children) == 2
+    logs = [tmp_path / f"child {number}.log" for number in range(2)]
+    wait_until(lambda: all(map(pids, logs)), 100.0, "both are at work, and know their parent")
     parent.kill()
     parent.communicate()
     gone, alive = psutil.wait_procs(children, timeout=30.0)

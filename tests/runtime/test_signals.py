@@ -31,7 +31,10 @@ def test_once_is_a_request_and_twice_an_order(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_program_and_to_its_group_is_one_request(number: signal.Signals) -> None:
+def test_a_signal_to_the_program_and_to_its_group_is_one_request(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     with StopSignals() as stop:
         for _ in range(2):
             signal.raise_signal(number)
