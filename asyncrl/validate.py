@@ -18,7 +18,6 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
-from asyncrl.config.schema import TrainConfig
 from asyncrl.run import preflight
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
@@ -33,6 +32,9 @@ class _Options(BaseModel):
     num_local_ranks: PositiveInt | None = option(
         None, "ranks that torchrun will start on this machine, which share its memory [default all]"
     )
+    cluster_bandwidth_mbit: PositiveFloat | None = option(
+        None, "with --cluster: Mbit/s of this machine's network each way; shows what it can carry"
+    )
     round_trip_ms: NonNegativeFloat = option(
         0.0, "with --cluster: ms of a round trip in the network; with --worker_steps_per_s, shows what it costs"
     )
@@ -43,10 +45,11 @@ class _Options(BaseModel):
         None, "with --cluster and --worker_steps_per_s: shows the pools that make so many environment steps a second"
     )
 
-    def network(self, config: TrainConfig) -> Network:
+    @property
+    def network(self) -> Network:
         """What is known of the network."""
         return Network(
-            config.cluster_bandwidth_mbit, self.round_trip_ms, self.worker_steps_per_s, self.wanted_steps_per_s
+            self.cluster_bandwidth_mbit, self.round_trip_ms, self.worker_steps_per_s, self.wanted_steps_per_s
         )
 
 
@@ -99,7 +102,7 @@ def _validate(argv: Sequence[str]) -> int:
             print(f"{'environment:':<15} {result.spec}")
         print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
         if result.traffic is not None:
-            lines = result.traffic.describe(options.network(loaded.config))
+            lines = result.traffic.describe(options.network)
             print(*(f"{'network:':<15} {line}" for line in lines), sep="\n")
         if options.print_config:
             print(format_settings(loaded, result.plan))

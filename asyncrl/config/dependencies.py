@@ -33,6 +33,7 @@ _HOGWILD: Condition = {"backend": ("hogwild",)}
 _ADAPTIVE: Condition = {"lr_schedule": ("kl_adaptive_minibatch", "kl_adaptive_epoch")}
 _SERVED: Condition = {"inference_mode": ("central",)}
 _EVALUATED: Condition = {"eval_every_env_steps": _IS_SET}
+_ONE_BY_ONE: Condition = {"env_backend": ("auto", "gym", "gym_vector", "envpool")}
 _RECURRENT: Condition = {"use_rnn": (True,)}
 
 _CONDITIONS: tuple[tuple[Condition, str], ...] = (
@@ -41,11 +42,14 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_EVALUATED, "env_backend": ("tensor",)}, "eval_num_envs"),
     ({"video_every_env_steps": _IS_SET}, "video_length"),
     (_ACTOR_LEARNER, "async_rl learner_device compile"),
-    ({"serial_mode": (False,)}, "inference_mode"),
+    ({"serial_mode": (False,)}, "inference_mode env_step_timeout max_restarts max_learner_restarts"),
+    (_ONE_BY_ONE, "nan_policy max_env_failures"),
+    ({"checkpoint_resets": (False,)}, "save_every_s"),
     (_SERVED, "num_inference_workers inference_devices inference_max_wait_ms"),
     ({**_DATASETS, **_ACTOR_LEARNER, "async_rl": (True,)}, "fixed_lag"),
     ({**_DATASETS, **_ACTOR_LEARNER, "async_rl": (True,), "fixed_lag": (False,)}, "num_batches_to_accumulate"),
-    ({**_DATASETS, **_ACTOR_LEARNER}, "max_policy_lag num_batches_per_epoch recompute_values"),
+    ({**_DATASETS, **_ACTOR_LEARNER}, "max_policy_lag num_batches_per_epoch"),
+    ({**_DATASETS, **_ACTOR_LEARNER, "with_vtrace": (False,)}, "recompute_values"),
     (_DATASETS, "num_epochs shuffle_minibatches recompute_advantages target_kl"),
     ({**_DATASETS, **_ACTOR_LEARNER, "adaptive_stddev": (False,)}, "final_stddev"),
     ({**_DATASETS, "normalize_advantage": (True,)}, "normalize_advantage_over"),
@@ -85,7 +89,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_HOGWILD, "hogwild_mode": ("auto", "shared", "synced")}, "hogwild_max_staleness"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
     ({"cluster": ("ray",)}, "ray_address num_remote_hosts num_workers_per_remote_host ray_resources ray_runtime_env"),
-    ({"cluster": ("ray",)}, "remote_start_timeout cluster_bandwidth_mbit"),
+    ({"cluster": ("ray",)}, "remote_start_timeout"),
     ({"cluster": ("ray",), **_ACTOR_LEARNER}, "cluster_observations"),
     (
         {"cluster": ("ray",), **_TRAJECTORIES, **_ACTOR_LEARNER, "async_rl": (True,), "fixed_lag": (False,)},

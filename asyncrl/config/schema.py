@@ -290,9 +290,6 @@ class TrainConfig(BaseModel):
         "float32",
         "how floating-point observations of other machines travel; float16 halves their bytes and rounds them",
     )
-    cluster_bandwidth_mbit: PositiveFloat | None = _cluster(
-        None, "Mbit/s of this machine's network each way, for which asyncrl.validate counts what it can carry"
-    )
 
     rollout: PositiveInt = _samples(32, "steps of each environment in one trajectory")
     batch_size: PositiveInt = _samples(128, "samples in a minibatch")
@@ -614,13 +611,14 @@ class TrainConfig(BaseModel):
     max_env_failures: NonNegativeInt = _failures(
         10,
         "failures of environments of one worker within restart_window_s; one more ends the run. Before the run's first "
-        "finished episode the first failure ends it",
+        "finished episode the first failure ends it, and any failure of an environment of tensors",
     )
     restart_window_s: PositiveFloat = _failures(600.0, "seconds for which max_restarts and max_env_failures count")
     max_learner_restarts: NonNegativeInt = _failures(0, "how often the run resumes by itself after its learner died")
     nan_policy: Literal["drop", "fail"] = _failures(
         "drop",
-        "on a step whose reward or observation is NaN or infinite: drop it and reset the environment, or fail the run",
+        "on a step whose reward or observation is NaN or infinite: drop it and reset the environment, or fail the run; "
+        "an environment of tensors always fails it",
     )
     max_skipped_steps: PositiveInt = _failures(
         10, "end the run after this many optimizer steps in a row were skipped for NaN or infinity in loss or gradient"

@@ -53,6 +53,15 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             ["--cluster=ray", "--backend=hogwild", "--hogwild_mode=gradients", "--remote_slots_in_flight=4"],
             "--remote_slots_in_flight (needs backend=actor_learner)",
         ),
+        (
+            ["--serial_mode=True", "--max_restarts=3", "--env_step_timeout=20"],
+            "--env_step_timeout, --max_restarts (needs serial_mode=False)",
+        ),
+        (
+            ["--env_backend=tensor", "--nan_policy=fail"],
+            "--nan_policy (needs env_backend=auto or gym or gym_vector or envpool)",
+        ),
+        (["--with_vtrace=True", "--recompute_values=False"], "--recompute_values (needs with_vtrace=False)"),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
         (["--algo=sac", "--burn_in=64"], "--burn_in (needs use_rnn=True)"),

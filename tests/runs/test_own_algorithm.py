@@ -79,7 +79,7 @@ def test_it_trains_resumes_and_is_evaluated_by_the_command_lines(
     assert policy.act(np.zeros(4, np.float32), deterministic=True) in (0, 1)
 
 
-def test_its_settings_reach_the_loss() -> None:
+def test_its_settings_reach_the_loss(tmp_path: Path) -> None:
     seen: list[float] = []
     loss = toy_algorithms.reinforce_loss
 
@@ -93,6 +93,7 @@ def test_its_settings_reach_the_loss() -> None:
             env="CartPole-v1",
             algo="toy_algorithms:REINFORCE",
             advantage_power=0.25,
+            train_dir=str(tmp_path),
             serial_mode=True,
             train_for_env_steps=512,
             num_envs_per_worker=4,
