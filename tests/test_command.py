@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,20 @@ def test_it_runs_as_a_module_and_keeps_the_exit_code(tmp_path: Path) -> None:
     for flags, code in ((["--version"], 0), (["validate", "--env=CartPole-v1", "--num_workers=1"], 0), (["x"], 2)):
         done = subprocess.run([sys.executable, "-m", "asyncrl", *flags], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize("path", [["bin", "library"], ["bin", ".", "library"]])
+def test_the_working_directory_comes_first_as_with_python_m(
+    path: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = [os.path.abspath(entry) for entry in path]
+    monkeypatch.setattr(sys, "path", [*entries, *filter(None, sys.path)])
+    monkeypatch.setattr(sys, "argv", ["asyncrl", "doctor", "--help"])
+    for _ in range(2):
+        assert main() == 0
+        assert sys.path[: 1 + len(entries)] == [os.getcwd(), *entries]
+        sys.argv = ["asyncrl", "doctor", "--help"]
 
 
 def complete(*words: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"asyncrl.{name}")
     if argv is None:
         sys.argv = [f"asyncrl {name}", *rest]
+        if sys.path[:1] not in ([""], [os.getcwd()]):
+            sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
     code: int = module.main(None if argv is None else rest)
     return code
 

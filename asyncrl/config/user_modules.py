@@ -11,7 +11,7 @@ from asyncrl.config.errors import UsageError
 
 
 def import_user_module(name: str) -> ModuleType:
-    """Imports one module from Python's path or the working directory.
+    """Imports one module from Python's path, where the working directory comes first if it is nowhere else in it.
 
     Raises:
         UsageError: there is no such module.
@@ -21,7 +21,7 @@ def import_user_module(name: str) -> ModuleType:
     if not name or name.startswith(".") or "/" in name or name.endswith(".py"):
         raise UsageError(f"{name!r} is not the name of a module: give it as in an import, such as package.module.")
     if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+        sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -61,6 +61,8 @@ def probe(
         "atari_preprocessing": atari_preprocessing,
         "image_channels": image_channels,
         "is_checked": warn is not None,
+        # The child finds modules where this process finds them; "" is the working directory for both.
+        "search_path": [entry or os.getcwd() for entry in sys.path],
     }
     exit_code, answers, output = _run_child(request, timeout_s)
     answer, findings = (*answers, None, None)[:2]
@@ -82,8 +84,6 @@ def probe(
 
 def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None, list[Any], str]:
     """Returns the child's exit code (None if it was killed after the time limit), its answers and its last output."""
-    # The child finds modules where this process finds them; "" is the working directory for both.
-    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     lifeline, held_open = os.pipe()
     with (
         tempfile.TemporaryFile() as request_file,
@@ -100,7 +100,7 @@ def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None
             stdout=output_file,
             stderr=subprocess.STDOUT,
             # This process has no terminal, so breakpoint() has no effect here.
-            env={**os.environ, "PYTHONPATH": search_path, "PYTHONBREAKPOINT": "0"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(request["search_path"]), "PYTHONBREAKPOINT": "0"},
             start_new_session=True,
             pass_fds=(answer_file.fileno(), lifeline),
         )
@@ -204,6 +204,7 @@ def _answers(
 
 def _main(answer_descriptor: int) -> None:
     request = json.load(sys.stdin)
+    sys.path[:] = request.pop("search_path")  # without the working directory at the front, where `python -m` puts it
     with open(answer_descriptor, "w", encoding="utf-8") as answer_file:
         for answer in _answers(**request):
             answer_file.write(json.dumps(answer) + "\n")

@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from gymnasium.spaces import Discrete
 from layouts import vector_observation
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
@@ -98,6 +100,39 @@ for kind in (Returns, Unseeded, Careless, Masked):
 gymnasium.register("Probed-v0", ProbedEnv, max_episode_steps=77)
 gymnasium.register("Absent-v0", "module_that_is_absent:Env")
 """
+
+
+WORLD = """
+import gymnasium
+from gymnasium.spaces import Box, Discrete
+
+class World(gymnasium.Env):
+    observation_space, action_space = Box(-1.0, 1.0, (1,)), Discrete({num_actions})
+    def reset(self, seed=None, options=None):
+        return self.observation_space.low, {{}}
+    def step(self, action):
+        return self.observation_space.low, 0.0, False, False, {{}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "num_actions"),
+    [(["installed"], 3), (["installed", "project"], 2), (["project", "installed"], 3)],
+)
+def test_what_is_checked_is_what_this_process_would_make(
+    path: list[str], num_actions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, number in (("installed", 2), ("project", 3)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "world_that_is_there_twice.py").write_text(WORLD.format(num_actions=number))
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path / folder) for folder in path), *filter(None, sys.path)])
+    assert probe("world_that_is_there_twice:World").action == DiscreteAction(num_actions, 0)
+    try:
+        made = make_env("world_that_is_there_twice:World")
+        assert made.action_space == Discrete(num_actions)
+    finally:
+        sys.modules.pop("world_that_is_there_twice", None)
 
 
 @pytest.fixture
