@@ -28,7 +28,8 @@ from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.run.session import NOTHING_TRAINED
 from asyncrl.run.trainer import Trainer
-from asyncrl.runtime.processes import RunFailed, refuse_to_run_while_imported
+from asyncrl.runtime.main_guard import refuse_to_run_while_imported
+from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import run_for_a_reader
 
 _NO_LIMIT = 1_000_000_000_000

@@ -12,7 +12,8 @@ from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import load
 from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
 from asyncrl.runtime.checkpoint import CheckpointError
-from asyncrl.runtime.processes import RunFailed, refuse_to_run_while_imported
+from asyncrl.runtime.main_guard import refuse_to_run_while_imported
+from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
 from asyncrl.runtime.signals import StopAtOnce

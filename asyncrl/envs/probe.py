@@ -25,6 +25,7 @@ from asyncrl.config.value_types import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with
+from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
 
 _OUTPUT_SHOWN = 2000
 
@@ -50,7 +51,7 @@ def probe(
         warn: called with each finding of Gymnasium's checker; without it, the checker does not run.
 
     Raises:
-        UsageError: the environment cannot be made, or its spaces are not supported.
+        UsageError: the environment cannot be made, its spaces are not supported, or its module starts a run.
         EnvironmentFailed: the environment raised, its process died, or it took longer than `timeout_s`.
     """
     request = {
@@ -69,6 +70,8 @@ def probe(
     if answer is None and exit_code is None:
         text = f"{env_id} was not made, reset and stepped within {timeout_s:g} s"
         raise EnvironmentFailed(f"{text}; a slow simulator may need a larger --env_start_timeout.")
+    if answer is None and exit_code == EXIT_OF_IMPORTED_MAIN:
+        raise UsageError(f"--env={env_id}: {NO_MAIN_GUARD}")
     if answer is None:
         death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
         raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}")
@@ -100,7 +103,12 @@ def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None
             stdout=output_file,
             stderr=subprocess.STDOUT,
             # This process has no terminal, so breakpoint() has no effect here.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(request["search_path"]), "PYTHONBREAKPOINT": "0"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(request["search_path"]),
+                "PYTHONBREAKPOINT": "0",
+                IN_PROBE: "1",
+            },
             start_new_session=True,
             pass_fds=(answer_file.fileno(), lifeline),
         )

@@ -42,13 +42,13 @@ from asyncrl.run.result import RunResult
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
 from asyncrl.runtime.locating import checkpoint_folders
+from asyncrl.runtime.main_guard import refuse_to_run_while_imported
 from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import (
     LearnerDied,
     RunFailed,
     explain,
     process_context,
-    refuse_to_run_while_imported,
     start_loading_modules,
 )
 from asyncrl.runtime.provenance import describe

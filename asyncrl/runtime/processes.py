@@ -32,17 +32,13 @@ from typing import Any
 
 from asyncrl.monitoring.reports import Report
 from asyncrl.runtime.lifeline import end_with
+from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, NO_MAIN_GUARD
 from asyncrl.runtime.reporting import ReportChannel
 
 EXIT_FAILED_TOO_OFTEN = 3
 """Exit code when processes or environments have failed as often as the settings allow."""
 _EXIT_S, _STACK_S, _KILLED_S, _BURY_S, _CLOSING_S = 2.0, 0.5, 5.0, 1.0, 1.0
 _UNKNOWN_EXIT = 255  # multiprocessing's exit code of a child whose fork server has died
-_EXIT_OF_IMPORTED_MAIN = 97
-_NO_MAIN_GUARD = (
-    "The script starts training when it is imported, and each process of the run imports it. Put the call under "
-    'if __name__ == "__main__":'
-)
 _PRELOADED = ("torch", "gymnasium", "asyncrl.run.runner")
 
 log = logging.getLogger(__name__)
@@ -120,15 +116,6 @@ def allow_descriptors(wanted: int) -> None:
     wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def refuse_to_run_while_imported() -> None:
-    """Ends a child process that runs the user's script again because the script has no main guard.
-
-    A child imports the main module before it imports its target. The runner explains the exit code.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        os._exit(_EXIT_OF_IMPORTED_MAIN)
 
 
 def start_loading_modules(context: BaseContext) -> None:
@@ -213,8 +200,8 @@ class ChildProcess:
         if not has_ended:
             return None
         self.process.join(_EXIT_S)  # the fork server passes the exit code on a moment later
-        if self.process.exitcode == _EXIT_OF_IMPORTED_MAIN:
-            return ChildFailure(self.name, _NO_MAIN_GUARD, "", is_final=True)
+        if self.process.exitcode == EXIT_OF_IMPORTED_MAIN:
+            return ChildFailure(self.name, NO_MAIN_GUARD, "", is_final=True)
         if self._kill_reason is not None:
             reason = self._kill_reason
         elif self._is_orphan:

@@ -20,6 +20,7 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.runtime.main_guard import NO_MAIN_GUARD
 
 MODULE = """
 import ctypes, os, subprocess, sys
@@ -261,6 +262,23 @@ def test_a_module_that_cannot_be_imported_is_said_to_be_that(probed: str, tmp_pa
     assert "reset" not in first
     (frame,) = (line for line in rest if "File" in line)
     assert str(tmp_path / "broken_module.py") in frame
+
+
+@pytest.mark.parametrize(
+    "starts_a_run",
+    [
+        "from asyncrl import TrainConfig, Trainer\nTrainer(TrainConfig(env='unguarded_module:Probed-v0')).run()\n",
+        "from asyncrl import train\ntrain.main(['--env=unguarded_module:Probed-v0'])\n",
+    ],
+)
+def test_a_module_that_trains_when_it_is_imported_is_told_the_main_guard(
+    starts_a_run: str, probed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "unguarded_module.py").write_text(MODULE + starts_a_run)
+    with pytest.raises(UsageError) as caught:
+        probe("unguarded_module:Probed-v0")
+    assert str(caught.value) == f"--env=unguarded_module:Probed-v0: {NO_MAIN_GUARD}"
+    assert not (tmp_path / "train_dir").exists()
 
 
 def test_a_breakpoint_waits_for_the_run(probed: str) -> None:
