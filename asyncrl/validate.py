@@ -91,7 +91,7 @@ def _validate(argv: Sequence[str]) -> int:
         print(*(f"error: {text}" for text in refused), sep="\n", file=sys.stderr)
         return 2
     machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
-    result = preflight.run(loaded, machine, checks_env=True)
+    result = preflight.run(loaded, machine, checks_env=True, say=_say)
     if options.as_json:
         print(json.dumps(_as_data(loaded, result, options.print_config), indent=2))
         return result.exit_code
@@ -111,6 +111,10 @@ def _validate(argv: Sequence[str]) -> int:
     if code == 0:
         print("ok: this run can start")
     return code
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _as_data(loaded: LoadedConfig, result: preflight.Preflight, with_config: bool) -> dict[str, object]:

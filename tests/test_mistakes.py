@@ -245,7 +245,7 @@ def probe_once(arguments: str) -> EnvSpec:
 
 @pytest.fixture(autouse=True)
 def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(env_id: str, env_kwargs: Any, *, warn: object = None, **more: Any) -> EnvSpec:
+    def probe(env_id: str, env_kwargs: Any, *, warn: object = None, say: object = None, **more: Any) -> EnvSpec:
         return probe_once(json.dumps({"env_id": env_id, "env_kwargs": env_kwargs, **more}))
 
     monkeypatch.chdir(place)

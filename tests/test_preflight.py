@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -140,6 +141,19 @@ def test_mistakes_in_flags_are_reported_together_with_what_does_not_fit() -> Non
 def test_no_problem_is_invented_from_the_default_in_a_mistakes_place() -> None:
     result = checked("--env=Choice-v0", "--rolout=33", "--batch_size=33")
     assert len(result.problems) == 1 and "nearest is --rollout" in result.problems[0].text
+
+
+def test_a_check_of_the_environment_that_takes_long_is_said_meanwhile(
+    probed: dict[str, EnvSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(env_id: str, *_: object, say: Callable[[str], None], **__: object) -> EnvSpec:
+        say(f"Checking {env_id}")
+        return probed[env_id]
+
+    monkeypatch.setattr(preflight, "probe", slow)
+    said: list[str] = []
+    assert preflight.run(load(["--env=Choice-v0"], lenient=True), MACHINE, say=said.append).exit_code == 0
+    assert said == ["Checking Choice-v0"]
 
 
 def test_an_environment_that_raises_is_no_mistake_of_the_settings(

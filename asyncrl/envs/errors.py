@@ -5,6 +5,7 @@ from __future__ import annotations
 import bdb
 import importlib
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -15,6 +16,9 @@ _HIDDEN_FILES = {
     *(_STANDARD_LIBRARY / name for name in ("bdb.py", "cmd.py", "pdb.py")),
     Path(importlib.__file__).resolve(),
 }
+_FILES_OF_THREADS = {_STANDARD_LIBRARY / name for name in ("threading.py", "runpy.py")}
+_DUMPED_FRAME = re.compile(r'  File "(.*)", line \d+ in ')
+_THREAD_WITHOUT_FRAMES = re.compile(r"^(?:Current t|T)hread 0x.*(?:\n(?=\n)|\Z)", re.MULTILINE)
 _NO_TERMINAL = "The debugger stopped: this process has no terminal. Start the run with --serial_mode=True to debug."
 
 
@@ -31,6 +35,19 @@ def environment_traceback(error: BaseException) -> str:
     _leave_out_frames(shown)
     text = "".join(shown.format()).rstrip()
     return f"{text}\n{_NO_TERMINAL}" if isinstance(error, bdb.BdbQuit) else text
+
+
+def environment_output(output: str) -> str:
+    """The output of a process that made an environment; stacks that faulthandler wrote have the user's frames only."""
+    lines = [line for line in output.splitlines() if not _is_of_hidden_frame(line)]
+    return _THREAD_WITHOUT_FRAMES.sub("", "\n".join(lines))
+
+
+def _is_of_hidden_frame(line: str) -> bool:
+    frame = _DUMPED_FRAME.match(line)
+    if frame is None:
+        return line.startswith("Extension modules: ")
+    return _is_hidden(frame[1]) or Path(os.path.realpath(frame[1])) in _FILES_OF_THREADS
 
 
 def _leave_out_frames(shown: traceback.TracebackException) -> None:

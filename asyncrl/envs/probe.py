@@ -10,24 +10,29 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from asyncrl.config.env_maker import EnvMaker, unpickled
 from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import EnvironmentFailed, environment_output, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
 
 _OUTPUT_SHOWN = 2000
+_SLOW_S = 5.0
+_STACKS_BEFORE_S = 2.0  # before time is up
 
 
 def probe(
@@ -38,6 +43,7 @@ def probe(
     atari_preprocessing: bool = True,
     image_channels: ImageChannels = "auto",
     warn: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> EnvSpec:
     """Makes, resets and steps the environment in a child process.
 
@@ -49,6 +55,7 @@ def probe(
         atari_preprocessing: as for `make_env`.
         image_channels: as for `read_spec`.
         warn: called with each finding of Gymnasium's checker; without it, the checker does not run.
+        say: called once, with a sentence, if the check takes more than a few seconds.
 
     Raises:
         UsageError: the environment cannot be made, its spaces are not supported, or its module starts a run.
@@ -64,17 +71,24 @@ def probe(
         "is_checked": warn is not None,
         # The child finds modules where this process finds them; "" is the working directory for both.
         "search_path": [entry or os.getcwd() for entry in sys.path],
+        "stacks_at": time.monotonic() + timeout_s - min(_STACKS_BEFORE_S, timeout_s / 4),  # one clock for all processes
     }
-    exit_code, answers, output = _run_child(request, timeout_s)
+
+    def on_slow() -> None:
+        if say is not None:
+            say(f"Checking {env_id}: it has {timeout_s:g} s to be made, reset and stepped (--env_start_timeout).")
+
+    exit_code, answers, output = _run_child(request, timeout_s, on_slow)
     answer, findings = (*answers, None, None)[:2]
     if answer is None and exit_code is None:
         text = f"{env_id} was not made, reset and stepped within {timeout_s:g} s"
-        raise EnvironmentFailed(f"{text}; a slow simulator may need a larger --env_start_timeout.")
+        text += "; a slow simulator may need a larger --env_start_timeout"
+        raise EnvironmentFailed(f"{text}; its last output:\n{output}" if output else f"{text}.")
     if answer is None and exit_code == EXIT_OF_IMPORTED_MAIN:
         raise UsageError(f"--env={env_id}: {NO_MAIN_GUARD}")
     if answer is None:
         death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
-        raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}")
+        raise EnvironmentFailed(f"{death}; its last output:\n{output or 'none'}")
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
     if "failure" in answer:
@@ -85,7 +99,9 @@ def probe(
     return EnvSpec.from_data(answer["spec"])
 
 
-def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None, list[Any], str]:
+def _run_child(
+    request: Mapping[str, Any], timeout_s: float, on_slow: Callable[[], None]
+) -> tuple[int | None, list[Any], str]:
     """Returns the child's exit code (None if it was killed after the time limit), its answers and its last output."""
     lifeline, held_open = os.pipe()
     with (
@@ -107,23 +123,34 @@ def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(request["search_path"]),
                 "PYTHONBREAKPOINT": "0",
+                "PYTHONUNBUFFERED": "1",  # what it printed before it hangs or dies is shown, with its stacks
+                "PYTHONFAULTHANDLER": "1",
                 IN_PROBE: "1",
             },
             start_new_session=True,
             pass_fds=(answer_file.fileno(), lifeline),
         )
-        exit_code: int | None = None
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                exit_code = child.wait(timeout_s)
+            exit_code = _wait(child, timeout_s, on_slow)
         finally:
             # The environment may have started processes, which share the child's session.
             _kill_group(child)
         answer_file.seek(0)
         output_file.seek(0)
         lines = answer_file.read().split(b"\n")[:-1]  # the last one may be cut off
-        output = output_file.read().decode(errors="replace")[-_OUTPUT_SHOWN:].strip()
+        output = environment_output(output_file.read().decode(errors="replace"))[-_OUTPUT_SHOWN:].strip()
         return exit_code, [json.loads(line) for line in lines], output
+
+
+def _wait(child: subprocess.Popen[bytes], timeout_s: float, on_slow: Callable[[], None]) -> int | None:
+    """Returns the exit code; None if time is up."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return child.wait(min(_SLOW_S, timeout_s))
+    if timeout_s > _SLOW_S:
+        on_slow()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout_s - _SLOW_S)
+    return None
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
@@ -213,6 +240,9 @@ def _answers(
 def _main(answer_descriptor: int) -> None:
     request = json.load(sys.stdin)
     sys.path[:] = request.pop("search_path")  # without the working directory at the front, where `python -m` puts it
+    stacks_in_s = request.pop("stacks_at") - time.monotonic()
+    if stacks_in_s > 0.0:
+        faulthandler.dump_traceback_later(min(stacks_in_s, threading.TIMEOUT_MAX))
     with open(answer_descriptor, "w", encoding="utf-8") as answer_file:
         for answer in _answers(**request):
             answer_file.write(json.dumps(answer) + "\n")

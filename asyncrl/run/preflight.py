@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +81,12 @@ class Preflight:
 
 
 def run(
-    loaded: LoadedConfig, machine: Machine | None = None, *, is_first_rank: bool = True, checks_env: bool = False
+    loaded: LoadedConfig,
+    machine: Machine | None = None,
+    *,
+    is_first_rank: bool = True,
+    checks_env: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Preflight:
     """Makes every check and collects all problems.
 
@@ -90,6 +95,7 @@ def run(
         machine: the machine to plan for; by default the one that this process runs on.
         is_first_rank: whether this process creates the run's folder; other ranks do not check it.
         checks_env: run Gymnasium's environment checker too; its findings become warnings.
+        say: shows the user a sentence at once, if the check of the environment takes long.
     """
     machine = machine or Machine.detect()
     config, of_names = _resolve_names(loaded.config, is_first_rank)
@@ -106,6 +112,7 @@ def run(
                 atari_preprocessing=config.preprocesses_atari,
                 image_channels=config.image_channels,
                 warn=(lambda text: findings.append(Problem(("env",), text))) if checks_env else None,
+                say=say,
             )
         except EnvironmentFailed as error:
             failure = str(error)

@@ -183,7 +183,7 @@ class Session:
             address = self._peers.address
             ranks = {name: getattr(address, name) for name in ("num_ranks", "num_local_ranks", "local_rank")}
             machine = dataclasses.replace(machine, **ranks)
-        self._checked = preflight.run(loaded, machine, is_first_rank=self.is_first_rank)
+        self._checked = preflight.run(loaded, machine, is_first_rank=self.is_first_rank, say=self.run.say)
         if not self.is_first_rank:
             self._checked = dataclasses.replace(self._checked, warnings=())  # rank 0 shows its own
         self.loaded = dataclasses.replace(loaded, config=self._checked.config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,12 +16,16 @@ import pytest
 from gymnasium.spaces import Discrete
 from layouts import vector_observation
 
+import asyncrl
 from asyncrl.config.errors import UsageError
+from asyncrl.envs import probe as probe_module
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.runtime.main_guard import NO_MAIN_GUARD
+
+PACKAGE = f'"{Path(asyncrl.__file__).parent}/'
 
 MODULE = """
 import ctypes, os, subprocess, sys
@@ -46,7 +51,11 @@ class ProbedEnv(gymnasium.Env):
         if self.trouble == "die":
             print("last words", flush=True)
             os._exit(7)
+        if self.trouble == "crash":
+            print("opening the device")
+            ctypes.string_at(0)
         if self.trouble == "hang":
+            print("looking for the device")
             helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             with open("helper.unfinished", "w") as file:
                 file.write(str(helper.pid))
@@ -290,9 +299,36 @@ def test_a_process_that_dies_is_reported_with_its_last_output(probed: str) -> No
         probe(probed, {"trouble": "die"})
 
 
-def test_an_environment_that_hangs_is_given_up(probed: str) -> None:
-    with pytest.raises(EnvironmentFailed, match="within 3 s"):
-        probe(probed, {"trouble": "hang"}, timeout_s=3.0)
+def test_a_crash_is_reported_with_the_output_before_it_and_its_place(probed: str) -> None:
+    with pytest.raises(EnvironmentFailed) as caught:
+        probe(probed, {"trouble": "crash"})
+    text = str(caught.value)
+    assert "SIGSEGV" in text and "opening the device" in text
+    assert re.search(r'probed_module.py", line \d+ in reset', text)
+    assert PACKAGE not in text and text.count("hread 0x") == 1
+
+
+def test_an_environment_that_hangs_is_given_up_with_its_output_and_the_place(probed: str) -> None:
+    for timeout_s in (3.0, 12.0, 60.0):  # until it comes that far before its time is up
+        with pytest.raises(EnvironmentFailed, match=f"not made, reset and stepped within {timeout_s:g} s; ") as caught:
+            probe(probed, {"trouble": "hang"}, timeout_s=timeout_s)
+        text = str(caught.value)
+        if "in reset" in text:
+            break
+    assert "--env_start_timeout; its last output:\na line on stdout\n" in text and "looking for the device" in text
+    assert re.search(r'probed_module.py", line \d+ in reset', text)
+    assert PACKAGE not in text and text.count("hread 0x") == 1
+
+
+@pytest.mark.parametrize(("slow_s", "num_said"), [(0.0, 1), (1000.0, 0)])
+def test_a_check_that_takes_long_is_said_once(
+    slow_s: float, num_said: int, probed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "_SLOW_S", slow_s)
+    said: list[str] = []
+    probe(probed, timeout_s=200.0, say=said.append)
+    text = f"Checking {probed}: it has 200 s to be made, reset and stepped (--env_start_timeout)."
+    assert said == [text] * num_said
 
 
 def test_neither_processes_nor_files_outlive_the_one_that_asks(probed: str, tmp_path: Path) -> None:
