@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import gymnasium
 import pytest
 import torch
 from layouts import vector_observation
@@ -14,6 +15,7 @@ from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models import registry
 from asyncrl.models.encoders import Inputs, ObservationEncoder
@@ -154,6 +156,22 @@ def test_a_check_of_the_environment_that_takes_long_is_said_meanwhile(
     said: list[str] = []
     assert preflight.run(load(["--env=Choice-v0"], lenient=True), MACHINE, say=said.append).exit_code == 0
     assert said == ["Checking Choice-v0"]
+
+
+def test_an_environment_that_only_this_program_has_registered_is_told_how_its_processes_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "probe", probe)
+    monkeypatch.setitem(gymnasium.registry, "OfThisProgram-v0", gymnasium.spec("CartPole-v1"))
+    (problem,) = checked("--env=OfThisProgram-v0").problems
+    assert problem.text == (
+        "OfThisProgram-v0 is registered in this program only, and its processes cannot import that: give env=MyEnv, "
+        "the class or a function, or move the registration to a module and give --env=MODULE:OfThisProgram-v0."
+    )
+    (problem,) = checked("--env=OfNoProgram-v0").problems
+    assert "Gymnasium knows no environment 'OfNoProgram-v0'" in problem.text
+    (problem,) = checked("--env=CartPole-v1", '--env_kwargs={"colour": 1}').problems
+    assert "does not take these arguments" in problem.text
 
 
 def test_an_environment_that_raises_is_no_mistake_of_the_settings(

@@ -10,6 +10,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from asyncrl.config.errors import UsageError
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(bdb.__file__).resolve().parent
 _HIDDEN_FILES = {
@@ -24,6 +26,10 @@ _NO_TERMINAL = "The debugger stopped: this process has no terminal. Start the ru
 
 class EnvironmentFailed(Exception):
     """An environment raised an exception. The text says where and ends with the environment's traceback."""
+
+
+class UnknownEnvironment(UsageError):
+    """Gymnasium knows no environment of the given id."""
 
 
 def environment_traceback(error: BaseException) -> str:

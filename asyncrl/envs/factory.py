@@ -28,7 +28,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs import atari
 from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask
@@ -107,7 +107,7 @@ def make_env(
                 return of_agents
             return atari.preprocessed(env, env_kwargs or {}, in_training) if is_preprocessed else env
         except gymnasium_error.UnregisteredEnv as error:
-            raise UsageError(_unknown_id(env_id, registered_id)) from error
+            raise UnknownEnvironment(_unknown_id(env_id, registered_id)) from error
         except gymnasium_error.DependencyNotInstalled as error:
             raise UsageError(_missing_package(env_id, error)) from error
         except ImportError as error:

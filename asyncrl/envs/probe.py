@@ -25,7 +25,7 @@ from typing import Any
 from asyncrl.config.env_maker import EnvMaker, unpickled
 from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
-from asyncrl.envs.errors import EnvironmentFailed, environment_output, environment_traceback
+from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_output, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
@@ -89,6 +89,8 @@ def probe(
     if answer is None:
         death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
         raise EnvironmentFailed(f"{death}; its last output:\n{output or 'none'}")
+    if "unknown_environment" in answer:
+        raise UnknownEnvironment(answer["unknown_environment"])
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
     if "failure" in answer:
@@ -220,6 +222,8 @@ def _answers(
             spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
         enter("close()")
         env.close()
+    except UnknownEnvironment as error:
+        yield {"unknown_environment": str(error)}
     except UsageError as error:
         yield {"usage_error": str(error)}
     except EnvironmentFailed as error:

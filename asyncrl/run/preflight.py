@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+import gymnasium
 import numpy as np
 
 from asyncrl.buffers.layout import arena_bytes
@@ -27,7 +28,7 @@ from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.config.warnings import find_warnings
 from asyncrl.envs.actions import can_squash
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.goals import goal_problem
 from asyncrl.envs.probe import probe
 from asyncrl.envs.showing import require_video_package
@@ -117,7 +118,9 @@ def run(
         except EnvironmentFailed as error:
             failure = str(error)
         except UsageError as error:
-            of_env.append(Problem(("env",), str(error)))
+            is_known_here = isinstance(error, UnknownEnvironment) and config.env_id in gymnasium.registry
+            text = _registered_here_only(config.env_id) if is_known_here else str(error)
+            of_env.append(Problem(("env",), text))
     if spec is None:
         plan = resolve(config, machine)
     else:
@@ -181,6 +184,13 @@ def run(
                 misfits, notes = resuming.find_misfits_of_source(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
     return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free, traffic)
+
+
+def _registered_here_only(env_id: str) -> str:
+    return (
+        f"{env_id} is registered in this program only, and its processes cannot import that: give env=MyEnv, the class "
+        f"or a function, or move the registration to a module and give --env=MODULE:{env_id}."
+    )
 
 
 def _float16_problems(spec: EnvSpec) -> list[Problem]:
