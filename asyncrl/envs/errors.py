@@ -35,7 +35,8 @@ class UnknownEnvironment(UsageError):
 def environment_traceback(error: BaseException) -> str:
     """The traceback of `error` and of the exceptions that caused it, with the frames of the user's code.
 
-    Frames of this package, of the debugger and of imports are left out, and frames of Gymnasium unless they raise.
+    Frames of this package, of the debugger and of imports are left out, and frames of Gymnasium unless they raise. If
+    there are no others, the last one is shown.
     """
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
     _leave_out_frames(shown)
@@ -66,7 +67,7 @@ def _leave_out_frames(shown: traceback.TracebackException) -> None:
 def _frames_to_show(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     others = [frame for frame in frames if not _is_hidden(frame.filename)]
     shown = [frame for frame in others[:-1] if not _is_of_gymnasium(frame.filename)]
-    return shown + others[-1:] or frames
+    return shown + others[-1:] or frames[-1:]
 
 
 def _is_hidden(filename: str) -> bool:

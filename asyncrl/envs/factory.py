@@ -123,6 +123,7 @@ def make_env(
 
 
 def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    _refuse_unknown_arguments(make, env_id, arguments)
     env = make(**arguments)
     if (of_agents := as_agents_env(env, env_id)) is not None:
         return of_agents
@@ -132,6 +133,19 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
         )
         raise UsageError(text)
     return env
+
+
+def _refuse_unknown_arguments(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> None:
+    """Raises UsageError if a callable does not take these arguments; of some callables nothing is known."""
+    try:
+        # A wrapper may take others than the function that it wraps.
+        signature = inspect.signature(make, follow_wrapped=False)
+    except (ValueError, TypeError):
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}.") from error
 
 
 def _find_vector_maker(env_id: str, registered_id: str) -> MakesEnv | None:
@@ -186,6 +200,7 @@ def make_vector_env(
         arguments = atari.vectorized_kwargs(arguments)
     registered_id = env_id if isinstance(env_id, EnvMaker) else _import_registering_module(env_id)
     if (make := _find_vector_maker(env_id, registered_id)) is not None:
+        _refuse_unknown_arguments(make, env_id, {"num_envs": num_envs, **arguments})
         return as_vector_env(make(num_envs=num_envs, **arguments), env_id, num_envs)
     with _without_registry_warnings():
         return gymnasium.make_vec(

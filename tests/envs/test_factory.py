@@ -138,6 +138,35 @@ def test_a_callable_is_made_by_its_name_or_carried_where_that_is_not_enough(monk
         assert type(carried.model_dump()["env"]) is str, "files hold the name only"
 
 
+def test_a_class_or_function_that_does_not_take_an_argument_says_so(own_module: str) -> None:
+    module = own_module.partition(":")[0]
+    said = refusal(f"{module}:OwnEnv", sise=4)
+    assert said == (
+        f"{module}:OwnEnv does not take these arguments (env_kwargs): got an unexpected keyword argument 'sise'."
+    )
+    assert make_env(f"{module}:OwnEnv", {"size": 4}).unwrapped.size == 4  # type: ignore[attr-defined]
+
+    def needs_length(length: int) -> gymnasium.Env[object, object]:
+        return make_short(length)
+
+    carried = EnvMaker(needs_length)
+    assert "unexpected keyword argument 'lenght'" in refusal(carried, length=3, lenght=3)
+    assert "missing a required argument: 'length'" in refusal(carried)
+
+    def needs_num_envs(num_envs: int, length: int = 3) -> None:
+        raise AssertionError("it was called")
+
+    assert "unexpected keyword argument 'lenght'" in refusal(EnvMaker(needs_num_envs), lenght=3)
+
+
+def test_a_decorator_may_take_other_arguments_than_what_it_decorates() -> None:
+    @functools.wraps(make_short)
+    def scaled(scale: float = 1.0, **kwargs: int) -> gymnasium.Env[object, object]:
+        return make_short(**kwargs)
+
+    assert make_env(EnvMaker(scaled), {"steps": 4, "scale": 2.0}).spec.max_episode_steps == 4
+
+
 def test_a_function_of_a_script_is_not_looked_for_elsewhere() -> None:
     with pytest.raises(UsageError, match="__main__:make is a function of a script or a notebook"):
         make_env("__main__:make")
