@@ -31,7 +31,7 @@ from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker
 from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
-from asyncrl.envs.spaces import has_action_mask
+from asyncrl.envs.spaces import has_action_mask, is_of_gym
 from asyncrl.integrations import as_vector_env, find_simulator
 
 _INSTALL = {
@@ -43,6 +43,7 @@ _INSTALL = {
     "pettingzoo": 'pip install "pettingzoo[classic]"',
     "mpe2": "pip install mpe2",
 }
+_NOT_OF_GYMNASIUM = ("Gym is incompatible with Gymnasium", "The environment must inherit from the gymnasium.Env")
 _ACTING_SEEDS = 1 << 20
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ def make_env(
                 raise
             raise UsageError(f"{_unknown_id(env_id, registered_id)} Gymnasium says: {error}") from error
         except TypeError as error:
+            if str(error).startswith(_NOT_OF_GYMNASIUM):
+                raise UsageError(_of_gym(env_id)) from error
             named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if named is None or named[1] not in (*arguments, "render_mode"):
                 raise
@@ -128,6 +131,8 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
     if (of_agents := as_agents_env(env, env_id)) is not None:
         return of_agents
     if not isinstance(env, gymnasium.Env):
+        if is_of_gym(env):
+            raise UsageError(_of_gym(env_id))
         text = (
             f"{env_id} returned {type(env).__name__}, but a gymnasium.Env or an environment of PettingZoo is expected."
         )
@@ -335,6 +340,13 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
     if ":" not in env_id:
         return f"{text}{nearest}. If a module of yours registers it, give --env=MODULE:{registered_id}."
     return f"{text} after importing {env_id.partition(':')[0]!r}{nearest}. Does that module register it?"
+
+
+def _of_gym(env_id: str) -> str:
+    return (
+        f"{env_id} is no environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of "
+        "gymnasium.spaces, not those of the package gym."
+    )
 
 
 def _missing_package(env_id: str, error: Exception) -> str:

@@ -214,11 +214,21 @@ def _leaves(space: spaces.Space[Any], whose: str, path: Path = ()) -> Iterator[t
             yield from _leaves(inner, whose, (*path, position))
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         yield path, space
+    elif is_of_gym(space):
+        raise UsageError(
+            f"{whose} have {_where(path)}{space}, which is a space of the package gym: gymnasium.spaces is needed."
+        )
     else:
         raise UsageError(
             f"{whose} have {_where(path)}{space}, which is not supported: spaces may be Box, Discrete, MultiDiscrete, "
             f"MultiBinary, and Dict and Tuple of them, but not {type(space).__name__}."
         )
+
+
+def is_of_gym(thing: Any) -> bool:
+    """Whether a class of the package gym, which Gymnasium has replaced, is in the place of one of Gymnasium's."""
+    is_of_gymnasium = isinstance(thing, (gymnasium.Env, spaces.Space))
+    return not is_of_gymnasium and any(own.__module__.partition(".")[0] == "gym" for own in type(thing).__mro__)
 
 
 def _where(path: Path) -> str:

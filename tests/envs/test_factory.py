@@ -167,6 +167,29 @@ def test_a_decorator_may_take_other_arguments_than_what_it_decorates() -> None:
     assert make_env(EnvMaker(scaled), {"steps": 4, "scale": 2.0}).spec.max_episode_steps == 4
 
 
+def test_an_environment_of_the_package_gym_is_said_to_be_that() -> None:
+    class Env:
+        """Stands for gym.Env."""
+
+    Env.__module__, Env.__qualname__ = "gym.core", "Env"
+
+    class Old(Env):
+        pass
+
+    class Older(Old):
+        pass
+
+    text = "is no environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of gymnasium.spaces"
+    for kind in (Old, Older):
+        maker = EnvMaker(kind)
+        assert refusal(maker).startswith(f"{maker} {text}")
+        gymnasium.register("OfGym-v0", kind)
+        try:
+            assert refusal("OfGym-v0").startswith(f"OfGym-v0 {text}")
+        finally:
+            del gymnasium.registry["OfGym-v0"]
+
+
 def test_a_function_of_a_script_is_not_looked_for_elsewhere() -> None:
     with pytest.raises(UsageError, match="__main__:make is a function of a script or a notebook"):
         make_env("__main__:make")

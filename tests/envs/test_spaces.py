@@ -237,6 +237,23 @@ def test_what_is_not_supported_is_named_in_one_sentence(space: spaces.Space[Any]
         spec_of_spaces(spaces.Discrete(100_000), _CHOICE, "X-v0", None)
 
 
+def test_a_space_of_the_package_gym_is_said_to_be_that() -> None:
+    class Discrete:
+        """Stands for gym.spaces.Discrete."""
+
+        __module__ = "gym.spaces.discrete"
+
+        def __repr__(self) -> str:
+            return "Discrete(2)"
+
+    old: Any = Discrete()
+    for observation, action, whose in ((old, _CHOICE, "observations"), (_CHOICE, old, "actions")):
+        with pytest.raises(UsageError) as caught:
+            spec_of_spaces(observation, action, "X-v0", None)
+        text = "have Discrete(2), which is a space of the package gym: gymnasium.spaces is needed."
+        assert str(caught.value) == f"The {whose} of X-v0 {text}"
+
+
 def _action() -> Any:
     return spec_of_spaces(spaces.Box(-1, 1, (1,)), _CHOICE, "X", None).action
 
