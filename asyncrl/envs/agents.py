@@ -12,6 +12,7 @@ import importlib.util
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,10 @@ from asyncrl.config.errors import UsageError
 
 _FAMILIES = ("classic", "butterfly", "sisl", "atari")
 """Packages of PettingZoo, in which an id without one is looked for."""
+_HAS_NUM_AGENTS = (
+    "It counts as an environment of several agents because it has the attribute num_agents: rename it if there is one "
+    "agent."
+)
 
 
 @dataclass
@@ -216,7 +221,7 @@ class ListedAgents(AgentsEnv):
     def _start(self, seed: int | None) -> AgentsState:
         result = self.env.reset(seed=seed)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise UsageError(f"{self.env_id}: reset() must return two lists, observations and infos.")
+            raise UsageError(f"{self.env_id}: reset() must return two lists, observations and infos. {_HAS_NUM_AGENTS}")
         obs, infos = result
         nothing = [False] * len(self.agents)
         return self._state(obs, [0.0] * len(self.agents), nothing, nothing, infos)
@@ -225,7 +230,8 @@ class ListedAgents(AgentsEnv):
         result = self.env.step(list(actions))
         if not isinstance(result, tuple) or len(result) != 5:
             raise UsageError(
-                f"{self.env_id}: step() must return five lists: observations, rewards, terminated, truncated, infos."
+                f"{self.env_id}: step() must return five lists: observations, rewards, terminated, truncated, infos. "
+                f"{_HAS_NUM_AGENTS}"
             )
         return self._state(*result)
 
@@ -237,10 +243,17 @@ class ListedAgents(AgentsEnv):
         truncated: Sequence[bool],
         infos: Sequence[Mapping[str, Any]],
     ) -> AgentsState:
-        for name, values in (("observations", obs), ("rewards", reward), ("infos", infos)):
-            if len(values) != len(self.agents):
-                text = f"{len(values)} {name}, but its num_agents is {len(self.agents)}"
-                raise UsageError(f"{self.env_id} returned {text}.")
+        for name, values in (
+            ("observations", obs),
+            ("rewards", reward),
+            ("terminated", terminated),
+            ("truncated", truncated),
+            ("infos", infos),
+        ):
+            if (length := _length(values)) != len(self.agents):
+                found = f"one {type(values).__name__} as {name}" if length is None else f"{length} {name}"
+                text = f"{self.env_id} returned {found}, but its num_agents is {len(self.agents)}"
+                raise UsageError(f"{text}. {_HAS_NUM_AGENTS}")
         has_terminated = list(map(bool, terminated))
         return AgentsState(
             obs=list(obs),
@@ -254,6 +267,14 @@ class ListedAgents(AgentsEnv):
         )
 
 
+def _length(values: Any) -> int | None:
+    """The number of values in a list; None if it is none."""
+    try:
+        return len(values)
+    except TypeError:
+        return None
+
+
 def as_agents_env(env: Any, env_id: str) -> AgentsEnv | None:
     """The environment as an `AgentsEnv` if it is one of several agents, else None.
 
@@ -263,7 +284,8 @@ def as_agents_env(env: Any, env_id: str) -> AgentsEnv | None:
     if isinstance(env, AgentsEnv):
         return env
     if isinstance(env, gymnasium.Env):
-        return _listed_agents(env, env_id) if getattr(env.unwrapped, "num_agents", 1) > 1 else None
+        num_agents = getattr(env.unwrapped, "num_agents", 1)
+        return _listed_agents(env, env_id) if isinstance(num_agents, Integral) and int(num_agents) > 1 else None
     if hasattr(env, "agent_selection") or hasattr(env, "agent_iter"):
         return TurnAgents(env, env_id)
     return ParallelAgents(env, env_id) if hasattr(env, "possible_agents") or hasattr(env, "agents") else None
@@ -277,12 +299,12 @@ def _listed_agents(env: gymnasium.Env[Any, Any], env_id: str) -> ListedAgents:
         if isinstance(inner, TimeLimit):
             raise UsageError(
                 f"{env_id}: max_episode_steps={inner._max_episode_steps} is for one agent. An environment that takes "
-                "lists has to end its agents' episodes itself: register it without max_episode_steps."
+                f"lists has to end its agents' episodes itself: register it without max_episode_steps. {_HAS_NUM_AGENTS}"
             )
         if outermost is inner and isinstance(inner, (OrderEnforcing, PassiveEnvChecker)):
             outermost = inner.env
         inner = inner.env
-    return ListedAgents(outermost, env_id, inner.num_agents)
+    return ListedAgents(outermost, env_id, int(inner.num_agents))
 
 
 def find_pettingzoo_maker(module: str, name: str) -> Callable[..., Any] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import agent_envs
 import gymnasium
+import numpy as np
 import pytest
 
 from asyncrl.config.errors import UsageError
@@ -102,6 +103,52 @@ def test_a_time_limit_of_lists_of_agents_is_refused() -> None:
     with pytest.raises(UsageError, match="max_episode_steps=5 is for one agent"):
         make_env("Limited-v0")
     gymnasium.registry.pop("Limited-v0")
+
+
+class Alone(gymnasium.Env[Any, Any]):
+    """One agent, and the number of others in the attribute `num_agents`."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1.0, 1.0, (3,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, num_agents: Any = 3, has_lists: bool = False) -> None:
+        self.num_agents, self._has_lists = num_agents, has_lists
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.low, [{}] * 3 if self._has_lists else {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.low, 1.0, False, False, {}
+
+
+def test_num_agents_must_be_a_number() -> None:
+    for other in (lambda: 3, "3", 3.0, None, [1, 2], True, 1):
+        assert as_agents_env(Alone(other), "Alone") is None
+    assert isinstance(as_agents_env(Alone(np.int64(3)), "Alone"), ListedAgents)
+
+
+def test_one_agent_with_an_attribute_num_agents_is_told_to_rename_it() -> None:
+    hint = (
+        "It counts as an environment of several agents because it has the attribute num_agents: rename it if there is "
+        "one agent."
+    )
+    gymnasium.register("Alone-v0", Alone, max_episode_steps=5)
+    try:
+        with pytest.raises(UsageError, match="max_episode_steps=5 is for one agent") as caught:
+            make_env("Alone-v0")
+    finally:
+        gymnasium.registry.pop("Alone-v0")
+    assert str(caught.value).endswith(hint)
+    env = as_agents_env(Alone(), "Alone")
+    assert env is not None
+    with pytest.raises(UsageError) as caught:
+        env.reset(seed=1)
+    assert str(caught.value) == f"Alone returned 0 infos, but its num_agents is 3. {hint}"
+    env = as_agents_env(Alone(has_lists=True), "Alone")
+    assert env is not None
+    env.reset(seed=1)
+    with pytest.raises(UsageError) as caught:
+        env.step([0, 0, 0])
+    assert str(caught.value) == f"Alone returned one float as rewards, but its num_agents is 3. {hint}"
 
 
 class StillListed(agent_envs.OwnBits):
