@@ -109,6 +109,29 @@ def test_an_exception_of_the_environment_names_place_and_cause():
         evaluate(policy, episodes=20, deterministic=True)
 
 
+@pytest.mark.parametrize(
+    ("at_end", "wrong", "what"),
+    [
+        (False, {1: None}, r"at its step 3: step\(\) returned reward = 'None'; Gymnasium expects a number"),
+        (True, {4: None}, r"step\(\) returned info = 'None'; Gymnasium expects a dict"),
+        (True, {4: {"is_success": "yes"}}, r"returned info\[\"is_success\"\] = 'yes'; it must be True, False or a number"),
+        (True, {4: {"episode_extra_stats": 3}}, r"returned info\[\"episode_extra_stats\"\] = '3'; it must be a dict"),
+        (False, {5: "more"}, r"at its step 3: step\(\) returned 6 values \(.*\); Gymnasium expects 5 values: "),
+    ],
+)
+def test_a_result_that_cannot_be_read_is_named_with_its_place(at_end, wrong, what):
+    class Wrong(EchoEnv):
+        def step(self, action):
+            is_third = self._left == 37
+            result = dict(enumerate(super().step(action)))
+            is_wrong = result[2] if at_end else is_third
+            return tuple({**result, **wrong}.values() if is_wrong else result.values())
+
+    with pytest.raises(EnvironmentFailed, match=rf"returned a wrong value, episode \d+, .*{what}") as caught:
+        evaluate(reader(), episodes=20, deterministic=True, make=lambda idx: Wrong())
+    assert "\n" not in str(caught.value)
+
+
 def test_the_interval_is_that_of_students_t():
     result = EvaluationResult(returns=(1.0, 2.0, 3.0, 4.0), lengths=(1, 2, 3, 6))
     half = 3.18245 * 1.290994 / 2

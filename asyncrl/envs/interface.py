@@ -124,27 +124,67 @@ def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tupl
     Raises:
         UsageError: `step` did not return Gymnasium's five values.
     """
-    observation, reward, terminated, truncated, info = five_values(env.step(action), env_id)
-    try:
-        reward = float(reward if np.ndim(reward) == 0 else "an array")
-    except (TypeError, ValueError):
-        raise _wrong_value(env_id, "reward", reward, "a number") from None
-    for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "biu":
-            raise _wrong_value(env_id, name, value, "True or False")
-    if not isinstance(info, dict):
-        raise _wrong_value(env_id, "info", info, "a dict")
-    return observation, reward, bool(terminated), bool(truncated)
+    result = env.step(action)
+    if (problem := problem_of_step(result)) is not None:
+        raise UsageError(f"{env_id}: {problem}.")
+    observation, reward, terminated, truncated, _ = result
+    return observation, float(reward), bool(terminated), bool(truncated)
 
 
 def five_values(result: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
     """The result of `step`; a `UsageError` if it does not have five values."""
-    if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
-        return result
-    text = f"step() returned {_describe(result)}; Gymnasium expects 5 values: {', '.join(_STEP_RETURNS)}."
-    if isinstance(result, tuple) and len(result) == 4:
-        text += " The older interface has one value, done, instead of terminated and truncated."
-    raise UsageError(f"{env_id}: {text}")
+    if (problem := _problem_of_values(result)) is not None:
+        raise UsageError(f"{env_id}: {problem}.")
+    five: tuple[Any, Any, Any, Any, Any] = result
+    return five
+
+
+def problem_of_step(result: Any, is_end: bool = False) -> str | None:
+    """What in a result of `step` is not as it must be, or None.
+
+    Args:
+        result: what `step` returned.
+        is_end: the step has ended the episode, whatever the result says: what is read at an end is compared, too.
+    """
+    if (problem := _problem_of_values(result)) is not None:
+        return problem
+    _, reward, terminated, truncated, info = result
+    if not _is_number(reward) or np.ndim(reward) != 0:
+        return _wrong_value("reward", reward, "Gymnasium expects a number")
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not _is_flag(value):
+            return _wrong_value(name, value, "Gymnasium expects True or False")
+    if not isinstance(info, dict):
+        return _wrong_value("info", info, "Gymnasium expects a dict")
+    if not (is_end or terminated or truncated):
+        return None
+    extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
+    if not isinstance(extra_stats, (Mapping, type(None))):
+        return _wrong_value('info["episode_extra_stats"]', extra_stats, "it must be a dict of numbers")
+    if is_success is not None and not _is_number(is_success):
+        return _wrong_value('info["is_success"]', is_success, "it must be True, False or a number")
+    return None
+
+
+def numbers_at_end(info: Mapping[str, Any]) -> dict[str, float]:
+    """What an environment tells of an episode that ended: the numbers in `episode_extra_stats`, and `is_success`.
+
+    An exception is raised if they cannot be read; `problem_of_step` says why.
+    """
+    extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
+    numbers = {} if extra_stats is None else numbers_among(extra_stats)
+    if is_success is not None:
+        numbers["is_success"] = float(is_success)
+    return numbers
+
+
+def numbers_among(values: Mapping[Any, Any]) -> dict[str, float]:
+    """The values that are single numbers, by name."""
+    return {
+        str(name): float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float, np.number, np.bool_))
+    }
 
 
 def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], None]) -> None:
@@ -245,11 +285,35 @@ def _allowed_action(spaces: tuple[Any, Any], observation: Any) -> Any:
     return None
 
 
+def _problem_of_values(result: Any) -> str | None:
+    if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
+        return None
+    text = f"step() returned {_describe(result)}; Gymnasium expects 5 values: {', '.join(_STEP_RETURNS)}"
+    if isinstance(result, tuple) and len(result) == 4:
+        text += ". The older interface has one value, done, instead of terminated and truncated"
+    return text
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_flag(value: Any) -> bool:
+    try:
+        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biu"
+    except ValueError:  # lists of different lengths
+        return False
+
+
 def _describe(result: Any) -> str:
     if isinstance(result, tuple):
         return f"{len(result)} values ({', '.join(type(value).__name__ for value in result)})"
     return f"one {type(result).__name__}"
 
 
-def _wrong_value(env_id: str, name: str, value: Any, expected: str) -> UsageError:
-    return UsageError(f"{env_id}: step() returned {name} = {str(value)[:80]!r}; Gymnasium expects {expected}.")
+def _wrong_value(name: str, value: Any, expected: str) -> str:
+    return f"step() returned {name} = {str(value)[:80]!r}; {expected}"

@@ -21,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsState
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env
+from asyncrl.envs.interface import numbers_among, numbers_at_end, problem_of_step
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 
@@ -323,22 +324,23 @@ class _Lane:
 
     def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
         """Takes a step and writes the observation to act on next, if there is one; returns the rows that begin."""
-        obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(actions[0]))
-        self._add_reward(0, float(reward))
+        result = self._call("step", lambda: self.env.step(actions[0]))
+        try:
+            obs, reward, terminated, truncated, info = result
+            reward = float(reward)
+            is_over = bool(terminated or truncated or self._length + 1 >= self._max_steps)
+            numbers = numbers_at_end(info) if is_over else {}
+        except Exception as error:
+            text = f"The environment returned a wrong value, {self._moment}"
+            problem = problem_of_step(result, is_end=True) or str(error)
+            raise EnvironmentFailed(f"{text}: {problem}") from error
+        self._add_reward(0, reward)
         self._count_step()
-        if not (terminated or truncated or self._length >= self._max_steps):
+        if not is_over:
             self._write(obs, rows)
             return []
-        self._note_stats(info.get("episode_extra_stats"))
-        if (is_success := info.get("is_success")) is not None:
-            self._extra_stats["is_success"] = float(is_success)
+        self._extra_stats.update(numbers)
         return self._end(rows)
-
-    def _note_stats(self, stats: Any, prefix: str = "") -> None:
-        """Takes the numbers among what the environment tells of an episode that ended."""
-        for name, number in stats.items() if isinstance(stats, Mapping) else ():
-            if isinstance(number, (int, float, np.number, np.bool_)):
-                self._extra_stats[f"{prefix}{name}"] = float(number)
 
     def _add_reward(self, place: int, reward: float) -> None:
         if not math.isfinite(reward):
@@ -402,7 +404,8 @@ class _AgentsLane(_Lane):
                 self._add_reward(place, float(state.reward[place]))
             has_ended = state.terminated[place] or state.truncated[place]
             if has_ended and not self._has_ended[place]:
-                self._note_stats(state.extra_stats[place], f"{self._agents[place]}_")
+                numbers = numbers_among(state.extra_stats[place])
+                self._extra_stats.update((f"{self._agents[place]}_{name}", number) for name, number in numbers.items())
             self._has_ended[place] |= has_ended
             if has_ended or not was_present:
                 begins.append(place)

@@ -10,7 +10,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, SupportsFloat
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,7 +20,14 @@ from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.interface import give_reward_shaping, give_training_info, without_bookkeeping
+from asyncrl.envs.interface import (
+    give_reward_shaping,
+    give_training_info,
+    numbers_among,
+    numbers_at_end,
+    problem_of_step,
+    without_bookkeeping,
+)
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
@@ -31,6 +38,7 @@ from asyncrl.rollout.failures import (
     NotFinite,
     Recovery,
     WrongObservation,
+    WrongResult,
 )
 from asyncrl.rollout.policy_mapping import PolicyMapping
 
@@ -157,19 +165,12 @@ class EnvironmentGroup(ABC):
         length: int,
         extra_stats: Mapping[str, Any] | None = None,
         column: int | None = None,
-        is_success: Any = None,
     ) -> None:
         """Notes that an episode of an environment has ended, in a column of its own if it has several.
 
         Episodes of opponents, which do not train, are not recorded.
         """
-        numbers = {
-            str(name): float(number)
-            for name, number in (extra_stats or {}).items()
-            if isinstance(number, (int, float, np.number, np.bool_))
-        }
-        if is_success is not None:
-            numbers["is_success"] = float(is_success)
+        numbers = numbers_among(extra_stats or {})
         column = env if column is None else column
         policy_idx: int | None = 0
         told = self._training_info.num_of_observers
@@ -311,8 +312,8 @@ class EnvGroup(HostEnvGroup):
         rows.valid[:] = True
         row, self._num_rows = self._num_rows, self._num_rows + 1
         num_final_rows, num_lost_before = 0, len(self.lost)
-        rewards: list[SupportsFloat] = [0.0] * len(self._envs)
-        ended: list[tuple[int, bool, dict[str, Any]]] = []
+        rewards = [0.0] * len(self._envs)
+        ended: list[tuple[int, bool, dict[str, float]]] = []
         returns, holds_final_obs, next_obs = self._returns, self._holds_final_obs, rows.next_obs
         steps, last_rows, codec, array_type = self._steps, self._last_rows, self._codec, np.ndarray
         for env, action in enumerate(self._adapter.to_env_batch(actions)):
@@ -324,30 +325,36 @@ class EnvGroup(HostEnvGroup):
                 self._start(env, next_obs)
                 continue
             try:
-                obs, reward, terminated, truncated, info = steps[env](action)
+                result = steps[env](action)
             except Exception as error:
                 self._lose_step(env, rows, has_failed=True)
                 self._start(env, next_obs, self._call_failed(env, "step", error))
                 continue
+            try:
+                obs, reward, terminated, truncated, info = result
+                reward = float(reward)
+                if terminated or truncated or row == last_rows[env]:
+                    ended.append((env, bool(terminated), numbers_at_end(info)))
+            except Exception as error:
+                self._lose_step(env, rows, has_failed=True)
+                self._start(env, next_obs, self._wrong_result(env, result, error))
+                continue
             rewards[env] = reward
-            returns[env] += float(reward)
+            returns[env] += reward
             if not terminated:
                 if type(obs) is array_type and obs.dtype is codec.dtype and obs.shape == codec.shape:
                     next_obs[env] = obs
                 else:
                     self._store_obs(env, obs, next_obs, "step")
-            if terminated or truncated or row == last_rows[env]:
-                ended.append((env, bool(terminated), info))
         rows.reward[:] = rewards
         floats = next_obs if codec.dtype is not None else codec.floats(next_obs)
         if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
             self._drop_steps_not_finite(rows)
-        for env, has_terminated, info in ended:
+        for env, has_terminated, numbers in ended:
             if not rows.valid[env]:
                 continue
             length = self._num_rows - self._first_rows[env]
-            extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
-            self._record_episode(env, returns[env], length, extra_stats, is_success=is_success)
+            self._record_episode(env, returns[env], length, numbers)
             if has_terminated:
                 rows.terminated[env] = True
                 self._start(env, next_obs)
@@ -369,6 +376,13 @@ class EnvGroup(HostEnvGroup):
         rows.valid[env] = False
         self._skipped_rows[env] += 1
         self.lost.append(LostStep(env, self._num_rows - 1 - self._first_rows[env], has_failed))
+
+    def _wrong_result(self, env: int, result: Any, error: Exception) -> EnvironmentTrouble:
+        """What to say of a result of `step` that cannot be read: `error` was raised by reading it."""
+        problem = problem_of_step(result, is_end=True)
+        if problem is None:
+            return self._call_failed(env, "step", error)
+        return WrongResult(self._first_env_idx + env, self._steps_made(env), "returned a wrong value", problem)
 
     def _drop_steps_not_finite(self, rows: StepRows) -> None:
         floats = self._codec.floats(rows.next_obs)

@@ -1,7 +1,7 @@
 """Failures of environments, and the decision whether a run continues: a warning for each, until there are too many.
 
-step or reset raises            the environment is recreated; more than `max_env_failures` in a window end the run,
-                                and so does any failure before the run's first finished episode
+step or reset raises, or step   the environment is recreated; more than `max_env_failures` in a window end the run,
+returns a wrong value           and so does any failure before the run's first finished episode
 reward or observation is NaN    the step is dropped and the environment is reset, or the run ends (`nan_policy`)
 observation out of its space    the run ends: this is a mistake in the environment
 a debugger finds no terminal    the run ends, with a hint at serial mode
@@ -57,6 +57,10 @@ class NotFinite(EnvironmentTrouble):
 
 class WrongObservation(EnvironmentTrouble):
     """An observation does not fit the environment's observation space, so it cannot be stored."""
+
+
+class WrongResult(EnvironmentTrouble):
+    """`step` returned a value that cannot be read, such as a reward that is no number."""
 
 
 class EnvironmentsKeepFailing(Exception):

@@ -388,6 +388,53 @@ def test_an_environment_that_fails_is_made_anew_and_nothing_of_its_episode_in_th
     assert run.group.take_episodes() == (EpisodeRecord(10.0, 1),)
 
 
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        ((1.0, None, *GO), "reward = 'None'; Gymnasium expects a number"),
+        ((1.0, "much", *TRUNCATED), "reward = 'much'; Gymnasium expects a number"),
+        ((1.0, 1.0, np.zeros(2, bool), False), "terminated = '[False False]'; Gymnasium expects True or False"),
+        ((1.0, 1.0, *TERMINATED, None), "info = 'None'; Gymnasium expects a dict"),
+        (
+            (1.0, 1.0, *TRUNCATED, {"episode_extra_stats": [3]}),
+            "info[\"episode_extra_stats\"] = '[3]'; it must be a dict of numbers",
+        ),
+        (
+            (1.0, 1.0, *TERMINATED, {"is_success": "yes"}),
+            "info[\"is_success\"] = 'yes'; it must be True, False or a number",
+        ),
+        ((1.0, 1.0, False, {}, 6, 7), "6 values (ndarray, float, bool, dict, int, int); Gymnasium expects 5 values: "),
+    ],
+)
+def test_a_result_that_cannot_be_read_is_a_failure_of_that_step_and_is_named(result: Any, what: str) -> None:
+    class Wrong(ScriptedEnv):
+        def step(self, action: Any) -> Any:
+            if isinstance(self.steps[0][0], str):
+                self.obs[:] = result[0]
+                return (self.obs, *result[1:], {})[: max(5, len(result))]
+            return super().step(action)
+
+    steps = [*script(TERMINATED, GO, GO), ("wrong", 0.0, *GO)]
+    run = Filled([Wrong(steps), ScriptedEnv(script(*[GO] * 5))], rollout=5, renewed=[ScriptedEnv([(9.0, 90.0, *GO)])])
+    # As after an exception: the step from row 3 failed, and rows 1 and 2 are taken back.
+    assert run.column("valid") == [True, False, False, False, True]
+    assert run.column("reward") == [10.0, 20.0, 30.0, 0.0, 90.0]
+    assert run.obs(0) == [-1.0, -2.0, 2.0, 3.0, -1.0, 9.0]
+    assert run.column("valid", env=1) == [True] * 5
+    assert run.num_steps == [9]
+    failures = run.group.failures.take()
+    assert (failures.num_failures, failures.num_dropped) == (1, 2)
+    (warning,) = failures.warnings
+    assert f"environment 40 returned a wrong value at its step 3: step() returned {what}" in warning
+    assert run.group.take_episodes() == (EpisodeRecord(10.0, 1),)
+
+
+def test_what_is_read_at_an_end_is_not_compared_before_it() -> None:
+    env = ScriptedEnv(script(GO, TERMINATED), infos=[{"is_success": "not yet"}, {"is_success": True}])
+    run = Filled([env], rollout=2)
+    assert run.group.take_episodes() == (EpisodeRecord(30.0, 2, {"is_success": 1.0}),)
+
+
 def test_no_advantage_goes_across_a_failure() -> None:
     first = ScriptedEnv([*script(GO, TERMINATED, GO), BROKEN])
     run = Filled([first], rollout=6, renewed=[ScriptedEnv([(9.0, 1e6, *GO)] * 9)])
