@@ -93,6 +93,16 @@ def raise_value_error(reports: ReportSender) -> None:
     raise ValueError("the number is odd")
 
 
+def print_and_end(ending: str, reports: ReportSender) -> None:
+    print("the wheels are loose")
+    if ending == "exit":
+        os._exit(3)
+    if ending == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("without an end of its line", end="")
+    raise ValueError("the wheels are off")
+
+
 def raise_run_failed(reports: ReportSender) -> None:
     raise RunFailed("environment 7 failed", "only what matters")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -18,6 +19,7 @@ import os
 import queue
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -384,6 +386,7 @@ def _child_main(
         value = target(*args)
     except BaseException as error:
         _end_own_children()
+        _flush_output()
         log.exception("failed")
         failure = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
@@ -421,10 +424,18 @@ def _leave_sigterm_to_the_runner() -> None:
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the environment may have closed or replaced it
+            stream.flush()
+
+
 def _open_log(name: str, log_path: Path) -> Any:
     log_file = open(log_path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
     for stream in (1, 2):  # output of environments and C libraries would hide the progress line
         os.dup2(log_file.fileno(), stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a process that dies has written what it printed
+        sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable(log_file, all_threads=True)
     if hasattr(faulthandler, "register"):  # `ChildProcess.kill` asks for the stacks
         faulthandler.register(signal.SIGUSR1, log_file, all_threads=True)

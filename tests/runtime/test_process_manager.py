@@ -85,6 +85,18 @@ def test_an_exception_arrives_as_text_with_its_traceback(manager: ProcessManager
     assert "ValueError: the number is odd" in (tmp_path / "odd.log").read_text()
 
 
+@pytest.mark.parametrize("ending", ["raise", "exit", "kill"])
+def test_what_a_child_has_printed_is_in_its_log_however_it_ends(
+    ending: str, manager: ProcessManager, tmp_path: Path
+) -> None:
+    manager.start("printer", child_targets.print_and_end, ending)
+    assert isinstance(outcomes_of(manager, 1)["printer"], ChildFailure)
+    log = (tmp_path / "printer.log").read_text()
+    assert "the wheels are loose\n" in log
+    if ending == "raise":
+        assert log.index("without an end of its line") < log.index("ValueError")
+
+
 def test_a_failure_that_was_explained_arrives_in_its_own_words(manager: ProcessManager) -> None:
     manager.start("worker", child_targets.raise_run_failed)
     failure = ChildFailure("worker", "environment 7 failed", "only what matters")
