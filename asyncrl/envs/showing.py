@@ -190,6 +190,9 @@ def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> N
         if frame.ndim != 3 or frame.shape[2] != 3 or min(frame.shape) < 2:
             text = f"render() returned an array of shape {frame.shape}, expected (height, width, 3)"
             raise UsageError(_no_mode(env_id, text))
+        if frame.dtype != np.uint8:
+            text = f"render() returned an array of {frame.dtype}, expected uint8, whole numbers from 0 to 255"
+            raise UsageError(_no_mode(env_id, text))
 
 
 @contextlib.contextmanager

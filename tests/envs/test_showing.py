@@ -47,6 +47,8 @@ class Drawn(Blind):
             raise ZeroDivisionError("the camera")
         if self._gives == "grey":
             return np.zeros((32, 32), np.uint8)
+        if self._gives == "fractions":
+            return np.ones((32, 32, 3), np.float32)
         return np.zeros((32, 32, 3), np.uint8) if self._gives == "pixels" else None
 
 
@@ -72,6 +74,7 @@ def without_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("Drawn-v0", "another mode", "its render_mode is 'ansi'"),
         ("Drawn-v0", "nothing", "render() returned NoneType"),
         ("Drawn-v0", "grey", "render() returned an array of shape (32, 32), expected (height, width, 3)"),
+        ("Drawn-v0", "fractions", "an array of float32, expected uint8, whole numbers from 0 to 255"),
         ("Drawn-v0", "GL", "install libegl1 and set MUJOCO_GL=egl"),
         ("Drawn-v0", "GL at once", "install libegl1 and set MUJOCO_GL=egl"),
     ],
