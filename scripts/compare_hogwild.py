@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable
 
 from compare_peers import STABLE_BASELINES3
-from compare_sac import ENV, SB3, asyncrl_updates, run_peer, stable_baselines3
+from compare_sac import ENV, SB3, asyncrl_updates, parser_with_precisions, run_peer, stable_baselines3
 from peer_environments import DRIVERS
-from rounds import Row, carry_out, parser
+from rounds import Row, carry_out
 
 UPDATES, STEPS = "SAC updates/s", "A3C environment steps/s"
 LIGHT_ENV = "CartPole-v1"
@@ -59,7 +59,7 @@ def workers(
 
 
 def main() -> int:
-    options = parser(__doc__, rounds=5, warm_up_s=5.0, measure_s=15.0).parse_args()
+    options = parser_with_precisions(__doc__, rounds=5).parse_args()
     about = f"{ENV} where nothing else is said, {STABLE_BASELINES3.packages[0]}."
     return 0 if carry_out("hogwild", about, rows(options), options) else 1
 

@@ -122,8 +122,20 @@ def run_asyncrl(options: argparse.Namespace, precision: str, round_idx: int) -> 
     return float((last[STEPS] - first[STEPS]) / (last[ELAPSED] - first[ELAPSED]))
 
 
+def parser_with_precisions(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Returns a parser with the common flags and the precisions in which asyncrl is measured."""
+    found = parser(description, rounds, warm_up_s=5.0, measure_s=15.0)
+    found.add_argument(
+        "--precisions",
+        type=lambda text: text.split(","),
+        default=["float32", "bf16"],
+        help="asyncrl's; leave out bf16 where the processor has no instructions for it",
+    )
+    return found
+
+
 def main() -> int:
-    arguments = parser(__doc__, rounds=3, warm_up_s=5.0, measure_s=15.0)
+    arguments = parser_with_precisions(__doc__, rounds=3)
     arguments.add_argument("--algo", choices=("sac", "td3", "dqn"), default="sac")
     options = arguments.parse_args()
     about = f"{CHOICE_ENV if options.algo == 'dqn' else ENV}, {STABLE_BASELINES3.packages[0]}."

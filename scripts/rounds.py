@@ -92,12 +92,6 @@ def parser(description: str | None, rounds: int, warm_up_s: float, measure_s: fl
     found.add_argument("--rounds", type=int, default=rounds)
     found.add_argument("--warm_up_s", type=float, default=warm_up_s)
     found.add_argument("--measure_s", type=float, default=measure_s)
-    found.add_argument(
-        "--precisions",
-        type=lambda text: text.split(","),
-        default=["float32", "bf16"],
-        help="asyncrl's; leave out bf16 where the processor has no instructions for it",
-    )
     found.add_argument("--table", action="store_true", help="show what was measured and measure nothing")
     return found
 
