@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -172,20 +174,23 @@ class Batcher:
 
     def lag(self, learner_version: int) -> LagMetrics:
         """Age of the dataset's valid samples; call it when training begins, before the slots are freed."""
-        slots, now = self._slots, time.monotonic()
-        lags, ages_s = [], []
+        slots, lags, chosen_at = self._slots, [], []
         for part in self._columns:
             rows = slots.valid[part.slot, :, part.start : part.stop].nonzero()[0]
             lags.append(learner_version - slots.policy_version[part.slot, rows])
-            ages_s.append(now - slots.chosen_at[part.slot, rows])
-        lag = np.concatenate(lags)
-        return LagMetrics(
-            mean=float(lag.mean()),
-            p95=float(np.percentile(lag, 95)),
-            max=int(lag.max()),
-            age_ms=1000.0 * float(np.concatenate(ages_s).mean()),
-            over_bound=float((lag > self._steady_lag_bound).mean()),
-        )
+            chosen_at.append(slots.chosen_at[part.slot, rows])
+        return lag_metrics(np.concatenate(lags), np.concatenate(chosen_at), self._steady_lag_bound)
+
+
+def lag_metrics(lags: npt.NDArray[Any], chosen_at: npt.NDArray[np.float64], steady_lag_bound: int) -> LagMetrics:
+    """Figures of N samples now: their lags `[N]`, and when their actions were chosen, `[N]`."""
+    return LagMetrics(
+        mean=float(lags.mean()),
+        p95=float(np.percentile(lags, 95)),
+        max=int(lags.max()),
+        age_ms=1000.0 * float((time.monotonic() - chosen_at).mean()),
+        over_bound=float((lags > steady_lag_bound).mean()),
+    )
 
 
 def slot_tensors(slots: TrajectorySlots) -> dict[str, Tensor]:

@@ -14,7 +14,6 @@ begins with another state begins at row 0 of a column.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Dataset, lag_metrics
 from asyncrl.monitoring.reports import LagMetrics
 
 _WITH_NEXT_ROW = ("obs", "value")
@@ -213,14 +212,8 @@ class PolicyRows:
         """Age of the valid samples of the dataset that was taken; call it when training begins."""
         staging = self._staging_of(self._num_taken - 1)
         valid = staging.fields["valid"]
-        lag = learner_version - staging.fields["policy_version"][valid]
-        return LagMetrics(
-            mean=float(lag.mean()),
-            p95=float(np.percentile(lag, 95)),
-            max=int(lag.max()),
-            age_ms=1000.0 * float(time.monotonic() - staging.chosen_at[valid].mean()),
-            over_bound=float((lag > self._steady_lag_bound).mean()),
-        )
+        lags = learner_version - staging.fields["policy_version"][valid]
+        return lag_metrics(lags, staging.chosen_at[valid], self._steady_lag_bound)
 
     def release(self) -> None:
         """Allows the dataset that was taken to be overwritten."""
