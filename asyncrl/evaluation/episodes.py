@@ -24,6 +24,7 @@ from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.interface import numbers_among, numbers_at_end, problem_of_step
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.monitoring.reports import mean_extra_stats
 
 # Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
 _FIRST_SEED_IDX = 1_000_000_000
@@ -105,11 +106,7 @@ class EvaluationResult:
     @property
     def mean_extra_stats(self) -> dict[str, float]:
         """Mean of each of the environment's own numbers, over the episodes that have it."""
-        values: dict[str, list[float]] = {}
-        for stats in self.extra_stats:
-            for name, value in stats.items():
-                values.setdefault(name, []).append(value)
-        return {name: statistics.fmean(found) for name, found in values.items()}
+        return mean_extra_stats(self.extra_stats)
 
     @property
     def _mean_by_agent(self) -> dict[str, float]:

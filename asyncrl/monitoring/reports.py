@@ -11,7 +11,7 @@ import enum
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -114,6 +114,15 @@ class EpisodeRecord:
     extra_stats: dict[str, float] = field(default_factory=dict)
     policy_idx: int = 0
     training_info: int = 0
+
+
+def mean_extra_stats(extra_stats: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean of each of the environment's own numbers, over the episodes that have it."""
+    values: dict[str, list[float]] = {}
+    for of_episode in extra_stats:
+        for name, value in of_episode.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from asyncrl.monitoring.reports import (
     Staleness,
     UpdateMetrics,
     VideoReport,
+    mean_extra_stats,
     mean_metrics,
 )
 from asyncrl.monitoring.status import Record, Status
@@ -87,11 +88,7 @@ class EpisodeStatistics:
 
     def mean_extra_stats(self) -> dict[str, float]:
         """Mean of each of the environment's own numbers, over the recent episodes that have it."""
-        values: dict[str, list[float]] = {}
-        for episode in self.recent:
-            for name, value in episode.extra_stats.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(found) / len(found) for name, found in sorted(values.items())}
+        return dict(sorted(mean_extra_stats(episode.extra_stats for episode in self.recent).items()))
 
 
 class Interval:
