@@ -106,7 +106,7 @@ def _show(options: _Options) -> None:
     from asyncrl.cli.playing import change_env_kwargs, load_opponents
     from asyncrl.envs.showing import can_open_window, make_shown_env
     from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_team
+    from asyncrl.evaluation.matches import load_team, seats_of
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)
@@ -122,7 +122,7 @@ def _show(options: _Options) -> None:
         given = (options.opponents, options.train_dir, options.device, options.seed)
         opponents = load_opponents(policy, path, *given)
         players = [player for of_opponent in opponents.values() for player in of_opponent]
-        seats = _seats(policy)
+        seats = seats_of(policy.spec)
         choose = _choose(policy, len(opponents), seats)
     episodes = options.episodes or max(3, len(opponents) * len(seats))
 
@@ -154,12 +154,6 @@ def _show(options: _Options) -> None:
     if video is not None:
         size = video.stat().st_size / 1024
         print(f"wrote {video}, {size:,.0f} KB" + (" (replaced)" if existed else ""), flush=True)
-
-
-def _seats(policy: Policy) -> list[list[int]]:
-    """The agents that the policy plays in turn, as in `play_matches`."""
-    spec = policy.spec
-    return [spec.own_agents] if spec.spaces else [[agent] for agent in spec.own_agents]
 
 
 def _pairing(episode: int, num_opponents: int, seats: Sequence[Sequence[int]]) -> tuple[int, Sequence[int]]:

@@ -235,7 +235,6 @@ def _play(
     from asyncrl.evaluation.matches import load_team
 
     env_steps = checkpoints.saved_env_steps(path)
-    spec = policy.spec
     team = load_team(policy, path, options.device, options.seed)
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     result = evaluate(
@@ -249,9 +248,7 @@ def _play(
         others=team.others,
         choose=team.choose,
     )
-    if len(team.own) < spec.num_agents:
-        result = result.of_agents([spec.agents[agent] for agent in team.own])
-    return dataclasses.replace(result, env_steps=env_steps, checkpoint=str(path))
+    return dataclasses.replace(result.of_agents(team.own), env_steps=env_steps, checkpoint=str(path))
 
 
 def _write_episodes(options: _Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:

@@ -97,9 +97,11 @@ class EvaluationResult:
         means = {**self._mean_by_agent, **self.mean_extra_stats}
         return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in means.items())])
 
-    def of_agents(self, agents: Sequence[str]) -> EvaluationResult:
-        """The same episodes, with the returns of some of the agents only."""
-        own = {agent: self.returns_by_agent[agent] for agent in agents}
+    def of_agents(self, agents: Sequence[int]) -> EvaluationResult:
+        """The same episodes, with the returns of these agents only, by their numbers; itself if they are all."""
+        own = {name: each for agent, (name, each) in enumerate(self.returns_by_agent.items()) if agent in agents}
+        if len(own) == len(self.returns_by_agent):
+            return self
         returns = tuple(map(statistics.fmean, zip(*own.values(), strict=True)))
         return dataclasses.replace(self, returns=returns, returns_by_agent=own)
 

@@ -101,6 +101,11 @@ class MatchResult:
         return {**of_agent, "won_ci95": self.won_ci95, "mean_reward": self.mean_return}
 
 
+def seats_of(spec: EnvSpec) -> list[list[int]]:
+    """The agents that a policy plays in turn: each one, or all of its spaces together, if there are several kinds."""
+    return [spec.own_agents] if spec.spaces else [[agent] for agent in spec.own_agents]
+
+
 def play_matches(
     policy: Policy,
     opponents: dict[str, Sequence[Player]],
@@ -123,9 +128,8 @@ def play_matches(
         make: see `evaluate`; it gets the names of agent and opponent, too, as in `first against random`.
     """
     results, spec = [], policy.spec
-    seats = [spec.own_agents] if spec.spaces else [[agent] for agent in spec.own_agents]
     for name, players in opponents.items():
-        for seat in seats:
+        for seat in seats_of(spec):
             match = f"{', '.join(spec.agents[place] for place in seat)} against {name}"
             played = evaluate(
                 policy,
@@ -139,7 +143,7 @@ def play_matches(
             )
             names = [spec.agents[place] for place in seat]
             others = zip(*(own for name, own in played.returns_by_agent.items() if name not in names), strict=True)
-            own_returns = played.of_agents(names).returns
+            own_returns = played.of_agents(seat).returns
             results.append(MatchResult(name, ", ".join(names), own_returns, tuple(map(max, others))))
     return results
 

@@ -154,9 +154,7 @@ class PublishedTeam:
             choose=lambda agent, _: others.index(agent) + 1 if agent in others else 0,
             max_steps=max_steps,
         )
-        if not others:
-            return result
-        return result.of_agents([name for place, name in enumerate(self.policy.spec.agents) if place not in others])
+        return result.of_agents([agent for agent in range(self.policy.spec.num_agents) if agent not in others])
 
 
 class Schedule:
