@@ -139,18 +139,9 @@ class RecurrentSacLearner(_SequenceLearner, SacLearner):
         entropy = -rows.mean((log_prob + expected(log_probs, log_probs)).detach())
         return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, rows.trained_obs)
 
-    def _sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Continuous actions `[B, C]`, their log-probability `[B]`, log-probabilities of choices `[B, N]`."""
-        sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
-        return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
-
 
 class RecurrentTd3Learner(_SequenceLearner, Td3Learner):
     """TD3 on sequences."""
-
-    def _inputs_of(self, batch: Any, trains_actor: bool) -> Sequence[Tensor]:
-        own, shape = self.model.statistics, (batch.reward.numel(), self.model.distribution.num_actions)
-        return *batch, torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         rows, noise = _Rows(self, Sequences(*inputs[:-1])), inputs[-1]

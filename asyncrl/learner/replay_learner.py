@@ -30,6 +30,8 @@ from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 SUM_OF_INPUTS = "sum of inputs"
 """A figure that is checked, because a rectifier may hide NaN, and is not a metric."""
+CRITIC_FIGURES = ("critic_loss", "q_mean", SUM_OF_INPUTS, "grad_norm_critic")
+"""Names of the figures of a step of SAC's or TD3's critics."""
 
 
 def matmul_dtype(precision: Literal["auto", "float32", "bf16"], device: torch.device) -> torch.dtype:

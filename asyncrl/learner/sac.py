@@ -19,7 +19,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import (
-    SUM_OF_INPUTS,
+    CRITIC_FIGURES,
     ReplayLearner,
     TargetNetwork,
     TrainedNetwork,
@@ -34,7 +34,6 @@ from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
 
-_CRITIC_FIGURES = ("critic_loss", "q_mean", SUM_OF_INPUTS, "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
 
 ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
@@ -95,7 +94,7 @@ class SacLearner(ReplayLearner):
             SacMetrics,
             acting=self._actor,
             trained={
-                CRITIC: TrainedPart(self._critic, _CRITIC_FIGURES, "critics' weights"),
+                CRITIC: TrainedPart(self._critic, CRITIC_FIGURES, "critics' weights"),
                 ACTOR: TrainedPart(self._actor, _ACTOR_FIGURES, "policy's weights"),
             },
             targets={} if self._target is None else {TARGET_CRITIC: self._target},
@@ -179,6 +178,10 @@ class SacLearner(ReplayLearner):
         """Continuous actions `[B, C]`, their log-probability `[B]`, log-probabilities of choices `[B, N]`."""
         with self.in_reduced_precision():
             parameters = self.model(*inputs)
+        return self._sample(parameters, noise)
+
+    def _sample(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same from the policy's outputs `[B, P]`."""
         sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
         return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
 

@@ -18,7 +18,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import (
-    SUM_OF_INPUTS,
+    CRITIC_FIGURES,
     ReplayLearner,
     TargetNetwork,
     TrainedNetwork,
@@ -34,7 +34,6 @@ from asyncrl.models.stacked_mlp import StackedLayer
 from asyncrl.models.td3 import DeterministicActor
 from asyncrl.monitoring.reports import Td3Metrics
 
-_CRITIC_FIGURES = ("critic_loss", "q_mean", SUM_OF_INPUTS, "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "grad_norm_actor")
 _ACTOR, _CRITIC, _TARGET_ACTOR, _TARGET_CRITIC = "actor", "critic", "target_actor", "target_critic"
 
@@ -78,7 +77,7 @@ class Td3Learner(ReplayLearner):
             Td3Metrics,
             acting=self._actor,
             trained={
-                _CRITIC: TrainedPart(self._critic, _CRITIC_FIGURES, "critics' weights"),
+                _CRITIC: TrainedPart(self._critic, CRITIC_FIGURES, "critics' weights"),
                 _ACTOR: TrainedPart(self._actor, _ACTOR_FIGURES, "policy's weights"),
             },
             targets={_TARGET_ACTOR: self._target_actor, _TARGET_CRITIC: self._target_critic},
@@ -86,7 +85,7 @@ class Td3Learner(ReplayLearner):
 
     def _inputs_of(self, batch: Transitions, trains_actor: bool) -> Sequence[Tensor]:
         own = self.model.statistics
-        shape = (len(batch.reward), self.model.distribution.num_actions)
+        shape = (batch.reward.numel(), self.model.distribution.num_actions)
         return *batch, torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
