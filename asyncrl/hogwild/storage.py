@@ -315,6 +315,9 @@ class SendingStorage(ParameterStore):
     def optimizer(
         self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
     ) -> FlatAdam:
+        return self._sender_of(gradients, config)
+
+    def _sender_of(self, gradients: Sequence[Tensor], config: TrainConfig) -> GradientSender:
         meter = self._shared.meter
         return GradientSender(gradients, config, self._places, self._worker_idx, self._combiner, meter)
 
@@ -333,7 +336,7 @@ class HeldGradient(FlatAdam):
         self._storage.sender.is_finite = not found_inf
 
 
-class SacSendingStorage(ParameterStore):
+class SacSendingStorage(SendingStorage):
     """Copies of SAC's networks, whose gradients of one update the parameter server steps along together.
 
     A gradient has those of the policy, of the entropy coefficient and of the critics, in this order.
@@ -343,15 +346,11 @@ class SacSendingStorage(ParameterStore):
     """
 
     is_shared = True
-    is_capturable = False  # a step sends a gradient
     sender: GradientSender
 
     def __init__(self, shared: SharedStorage, places: GradientPlaces, worker_idx: int, combiner: Waker) -> None:
         """Takes a storage of pulled copies, and the arguments of `GradientSender`."""
-        self._shared = shared
-        self._places = places
-        self._worker_idx = worker_idx
-        self._combiner = combiner
+        super().__init__(shared, places, worker_idx, combiner)
         self._gradients: list[Tensor] = []
 
     def allocate(self, name: str, initial: Tensor) -> Tensor:
@@ -365,8 +364,7 @@ class SacSendingStorage(ParameterStore):
         if names[0] == ACTOR:
             if len(names) == 1:  # the entropy coefficient is fixed
                 self._gradients.append(torch.zeros(1))
-            args = self._places, self._worker_idx, self._combiner, self._shared.meter
-            self.sender = GradientSender(self._gradients, config, *args)
+            self.sender = self._sender_of(self._gradients, config)
             return self.sender
         return HeldGradient(config, self)
 
@@ -375,9 +373,6 @@ class SacSendingStorage(ParameterStore):
 
     def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
         """The parameter server moves the target critics."""
-
-    def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
-        return self._shared.moments(name, size, device)
 
 
 class InitialStorage(ParameterStore):
