@@ -6,7 +6,7 @@ import dataclasses
 import math
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError, make_problem
@@ -326,7 +326,6 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
 
 
 def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    given, off = "--use_sde=True", "--use_sde=False"
     others = {
         "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
         "model": (config.model != "default", f"--model={config.model}", "--model=default"),
@@ -341,12 +340,17 @@ def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Ite
         "num_policies": (config.num_policies > 1, f"--num_policies={config.num_policies}", "--num_policies=1"),
         "self_play": (config.self_play, "--self_play=True", "--self_play=False"),
     }
-    for name, (is_given, value, instead) in others.items():
-        if is_given:
-            yield make_problem(f"use_sde {name}", f"{given} cannot be used with {value}.", off, instead)
+    yield from _not_together("use_sde", "--use_sde=True", "--use_sde=False", others)
     if config.sde_sample_freq == 0:
         text = "--sde_sample_freq=0 is not possible: expected a number of steps, or -1 for noise that lasts an episode."
         yield make_problem("sde_sample_freq", text, "--sde_sample_freq=1", "--sde_sample_freq=-1")
+
+
+def _not_together(setting: str, given: str, off: str, others: Mapping[str, tuple[bool, str, str]]) -> Iterator[Problem]:
+    """The other settings that `given` excludes: whether each one is given, its flag, and one that would pass."""
+    for name, (is_given, value, instead) in others.items():
+        if is_given:
+            yield make_problem(f"{setting} {name}", f"{given} cannot be used with {value}.", off, instead)
 
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:
@@ -425,9 +429,7 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         "self_play": (config.self_play, "--self_play=True", "--self_play=False"),
         "inference_mode": (config.inference_mode == "central", "--inference_mode=central", "--inference_mode=local"),
     }
-    for name, (is_given, value, instead) in others.items():
-        if is_given:
-            yield make_problem(f"cluster {name}", f"{given} cannot be used with {value}.", off, instead)
+    yield from _not_together("cluster", given, off, others)
     if config.ray_address.startswith("ray://"):
         text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
         yield make_problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")
