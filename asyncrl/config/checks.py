@@ -24,15 +24,14 @@ from asyncrl.config.replay_checks import replay_problems, without_blocks
 from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 
 
-def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | None = None) -> list[Problem]:
+def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> list[Problem]:
     """Every reason why the run cannot start that settings and machine show.
 
     Args:
         config: the settings.
         plan: the resources resolved from them.
-        machine: the machine that the plan is for; by default the one that this process runs on.
+        machine: the machine that the plan is for.
     """
-    machine = machine or Machine.detect()
     return [
         *_environment(config, plan),
         *_device("device", config.device, machine),

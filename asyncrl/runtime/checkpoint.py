@@ -209,12 +209,11 @@ def saved_env_steps(path: Path) -> int:
     return _read_manifest(path).env_steps
 
 
-def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoint:
+def load(path: Path, with_replay: bool = False) -> Checkpoint:
     """Reads a checkpoint and verifies its checksums.
 
     Args:
         path: a checkpoint's folder.
-        device: device of the tensors.
         with_replay: read the replay too, if it was kept; its columns are views of the file.
 
     Raises:
@@ -224,8 +223,8 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
     manifest = _read_manifest(path)
     has_replay = with_replay and REPLAY_FILE in manifest.checksums and (path / REPLAY_FILE).exists()
     return Checkpoint(
-        model=_read_tensors(path / MODEL_FILE, manifest.checksums, device),
-        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest.checksums, device),
+        model=_read_tensors(path / MODEL_FILE, manifest.checksums),
+        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest.checksums),
         state=manifest.state,
         replay=_read_replay(path / REPLAY_FILE, manifest) if has_replay else None,
     )
@@ -366,13 +365,13 @@ def _verify(path: Path, pieces: Iterable[bytes], checksums: Mapping[str, str]) -
         )
 
 
-def _read_tensors(path: Path, checksums: Mapping[str, str], device: str) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path, checksums: Mapping[str, str]) -> dict[str, torch.Tensor]:
     import safetensors.torch
 
     content = _read(path)
     _verify(path, [content], checksums)
     with _refusing_other_files(path):
-        return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
+        return safetensors.torch.load(content)
 
 
 def _read_replay(path: Path, manifest: _Manifest) -> SavedReplay:
