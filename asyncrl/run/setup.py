@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PoliciesControl, RunControl, WorkerDeaths
-from asyncrl.buffers.layout import arena_specs, opponent_prefix
+from asyncrl.buffers.layout import arena_specs, opponent_prefix, policy_prefix
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.fixed_settings import OF_NETWORKS, fixed_changes
@@ -120,7 +120,7 @@ class RunSetup:
             self,
             config=self.config.of_policy(policy_idx),
             spec=specs_of_policies(self.spec, self.config.maps_policies, self.plan.num_policies)[policy_idx],
-            arena=self.arena.scoped(f"policy.{policy_idx}."),
+            arena=self.arena.scoped(policy_prefix(policy_idx)),
             checkpoints=policy_folder(self.checkpoints, policy_idx),
             resume_from=resume_from,
             first_env_steps=env_steps,
@@ -144,7 +144,7 @@ class RunSetup:
         num_workers, num_policies = self.plan.num_workers, self.plan.num_policies
         if num_policies == 1 or self.policy_idx is not None:
             return RunControl(self.arena, num_workers)
-        of_policy = [RunControl(self.arena.scoped(f"policy.{idx}."), num_workers) for idx in range(num_policies)]
+        of_policy = [RunControl(self.arena.scoped(policy_prefix(idx)), num_workers) for idx in range(num_policies)]
         return PoliciesControl(self.arena, num_workers, of_policy)
 
     def for_restart(self) -> RunSetup:
