@@ -16,6 +16,7 @@ import yaml
 
 from asyncrl.analysis.curves import Curve, make_curve
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import OF_ONE_START
 from asyncrl.runtime.locating import TRAIN_DIR, locate
 from asyncrl.runtime.run_folder import RunFolder, has_broken_line
 
@@ -24,18 +25,7 @@ STEPS, ELAPSED, CORES = "env_steps", "time/time_elapsed", "perf/cores_in_use"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
 # Settings that may differ between runs of one experiment.
-_MAY_DIFFER = frozenset(
-    {
-        "seed",
-        "experiment",
-        "train_dir",
-        "train_for_env_steps",
-        "train_for_seconds",
-        "restart_behavior",
-        "quiet",
-        "progress",
-    }
-)
+_MAY_DIFFER = {"seed", "train_for_env_steps", *OF_ONE_START}
 
 Record = Mapping[str, Any]
 Unit = Literal["worker", "rank"]
