@@ -41,15 +41,13 @@ class HindsightSampler(ReplaySampler):
         choice = torch.randint(num_goals + 1, (len(place),), generator=self.generator)
         index = choice.clamp(max=num_goals - 1)
         # The worker writes the reward last, so it is read first.
-        reward = self._goal_reward[place, index] * self._reward_scale
+        reward = self._goal_reward[place, index]
         has_other = (choice < num_goals) & reward.isfinite()
-        if self._reward_clip is not None:
-            reward = reward.clamp(-self._reward_clip, self._reward_clip)
         goal, terminated = self._goal[place, index], self._goal_terminated[place, index]
         discount = torch.where(terminated, 0.0, self.gamma)
         return batch._replace(
             obs=self._with_goal(batch.obs, goal, has_other),
-            reward=torch.where(has_other, reward, batch.reward),
+            reward=torch.where(has_other, self._scaled(reward), batch.reward),
             next_obs=self._with_goal(batch.next_obs, goal, has_other),
             discount=torch.where(has_other, discount, batch.discount),
         )

@@ -165,11 +165,7 @@ class ReplaySampler:
                 place = self._places(split, row + step, env)
                 between_obs[:, step - 1] = self._obs[torch.where(goes_on, place, start)]
                 between_discount[:, step - 1] = torch.where(goes_on, discount, 0.0)
-            step_reward = self._reward[place] * self._reward_scale
-            if self._reward_clip is not None:
-                step_reward = step_reward.clamp(-self._reward_clip, self._reward_clip)
-            if self.reward_divisor != 1.0:
-                step_reward = step_reward / self.reward_divisor
+            step_reward = self._scaled(self._reward[place])
             reward += torch.where(goes_on, discount * step_reward, 0.0)
             discount = torch.where(goes_on, discount * self.gamma, discount)
             steps += goes_on
@@ -180,6 +176,13 @@ class ReplaySampler:
         return Transitions(
             obs, action, reward, next_obs, discount, between_obs, between_discount, torch.ones_like(reward)
         )
+
+    def _scaled(self, reward: Tensor) -> Tensor:
+        """Rewards as networks learn them, from those of the environment."""
+        reward = reward * self._reward_scale
+        if self._reward_clip is not None:
+            reward = reward.clamp(-self._reward_clip, self._reward_clip)
+        return reward if self.reward_divisor == 1.0 else reward / self.reward_divisor
 
 
 def _flat(field: Any) -> Tensor:
