@@ -210,14 +210,14 @@ class Launch:
             choices = (
                 "Give a larger train_for_env_steps or train_for_seconds, or --changed=repeat to make such runs again."
             )
-            raise UsageError("\n".join([*lines[:_MOST_SHOWN], *_and_more(lines), choices]))
+            raise _refused(lines, choices)
         if changed and if_changed == "refuse":
             lines = [f"{name} was made with other settings: {text}." for name, text in changed.items()]
             choices = (
                 "Give --changed=repeat to make such runs again (the old ones are kept as NAME_old), --changed=resume "
                 "to continue them with the new settings, or another --train_dir."
             )
-            raise UsageError("\n".join([*lines[:_MOST_SHOWN], *_and_more(lines), choices]))
+            raise _refused(lines, choices)
 
     def _check_environments(self) -> None:
         """Checks the first run of each environment as training would, before any run starts."""
@@ -317,8 +317,10 @@ class Launch:
         }
 
 
-def _and_more(lines: Sequence[str]) -> list[str]:
-    return [f"{len(lines) - _MOST_SHOWN} other runs, too."] if len(lines) > _MOST_SHOWN else []
+def _refused(lines: Sequence[str], choices: str) -> UsageError:
+    """Why runs do not start, and what the user can do about them."""
+    more = [f"{len(lines) - _MOST_SHOWN} other runs, too."] if len(lines) > _MOST_SHOWN else []
+    return UsageError("\n".join([*lines[:_MOST_SHOWN], *more, choices]))
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str, form: Callable[[float], str]) -> str:
