@@ -4,7 +4,7 @@ consumes  shared parameters, counts and statistics; gradients of workers in `gra
 produces  published weights, reports; units of returns; steps of the parameters in `gradients` mode
 waits     for gradients, or until the next publication: until woken or for the timeout
 
-`LearnerWorker` runs it in place of the trainers of the actor/learner backend.
+`LearnerWorker` runs it in place of a loop of the actor/learner backend.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ParameterServer:
         self._refresh()
         self._publish()
 
-    def take_report(self) -> LearnerReport | None:
+    def take_report(self) -> LearnerReport:
         """Returns the figures since the last report; losses are in the reports of the workers."""
         self._refresh()  # updates at the same moment as the steps
         now, phases = time.monotonic(), self._phases.take()

@@ -109,7 +109,7 @@ class LearnerWorker:
 
     def __init__(
         self,
-        trainer: LearnerLoop,
+        loop: LearnerLoop,
         control: RunControl,
         config: TrainConfig,
         spec: EnvSpec,
@@ -124,27 +124,27 @@ class LearnerWorker:
         self._agreement = agreement or RankConsensus(Ranks())
         self._num_ranks = self._agreement.ranks.num_ranks
         self._saves = saves
-        self._trainer = trainer
+        self._loop = loop
         self._control = control
         self._config = config
         self._spec = spec
         self._phases = phases
         self._stopping = stopping
-        self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps, policy_idx)
+        self._saver = CheckpointSaver(checkpoints, config, loop.env_steps, policy_idx)
         self._num_best = self._num_saves = 0  # requests that were carried out; there may be some from the start
 
     @property
     def is_over(self) -> bool:
         """Whether training has reached its end or was asked to stop."""
-        return self._stopping.is_met or self._agreement.is_over or not self._trainer.has_more_to_learn
+        return self._stopping.is_met or self._agreement.is_over or not self._loop.has_more_to_learn
 
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
         """Trains once within `timeout_s`, and saves the checkpoints that are due; returns the report of the newest."""
-        report = self._trainer.train_once(timeout_s)
+        report = self._loop.train_once(timeout_s)
         if report is not None:
             send(report)
         self._phases.charge(Phase.OTHER)
-        env_steps, newest = self._trainer.env_steps, None
+        env_steps, newest = self._loop.env_steps, None
         num_saves = self._control.num_saves
         is_due = num_saves != self._num_saves or self._saver.is_due(env_steps)
         self._num_saves = num_saves
@@ -164,7 +164,7 @@ class LearnerWorker:
         """Saves the current policy as the best so far if the runner has asked for it."""
         if self._control.num_best != self._num_best:
             self._num_best = self._control.num_best
-            send(self._saver.save_best(self._trainer.env_steps, self._content, self._control.best_return))
+            send(self._saver.save_best(self._loop.env_steps, self._content, self._control.best_return))
 
     def finish(self, send: Callable[[Report], None]) -> LearnerOutcome:
         """Saves the last checkpoint and returns how the run ended.
@@ -173,14 +173,14 @@ class LearnerWorker:
         not repeat to the bit.
         """
         elapsed_s = self._stopping.elapsed_s
-        self._trainer.settle()
-        is_interrupted = self._control.stop_requested and self._trainer.has_more_to_learn
-        self._agreement.end(is_interrupted, self._trainer.own_env_steps)
-        report = self._trainer.take_report()
+        self._loop.settle()
+        is_interrupted = self._control.stop_requested and self._loop.has_more_to_learn
+        self._agreement.end(is_interrupted, self._loop.own_env_steps)
+        report = self._loop.take_report()
         if report is not None:
             send(report)
         self.save_best_if_asked(send)
-        env_steps, path, error = self._trainer.env_steps, None, None
+        env_steps, path, error = self._loop.env_steps, None, None
         is_complete = not self._agreement.was_interrupted
         if self._config.checkpoint_resets and not is_complete:
             newest = checkpoint.latest(self._saver.folder)
@@ -192,9 +192,9 @@ class LearnerWorker:
         return LearnerOutcome(env_steps, path, error, is_complete, elapsed_s)
 
     def _content(self) -> Checkpoint:
-        state = self._trainer.state()
+        state = self._loop.state()
         about = {
-            "env_steps": self._trainer.env_steps,
+            "env_steps": self._loop.env_steps,
             "elapsed_s": self._stopping.elapsed_s,
             "config": self._config.model_dump(mode="json"),
             "spec": self._spec.to_data(),
@@ -203,7 +203,7 @@ class LearnerWorker:
         return Checkpoint(state.model, state.optimizer, {**state.scalars, **about})
 
     def _content_with_replay(self) -> Checkpoint:
-        return dataclasses.replace(self._content(), replay=self._trainer.replay())
+        return dataclasses.replace(self._content(), replay=self._loop.replay())
 
 
 class CheckpointSaver:
