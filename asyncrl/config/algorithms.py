@@ -71,7 +71,7 @@ class Algorithm:
     Attributes:
         name: for `--algo` after `register_algorithm`, and in names of runs and messages.
         collects: `trajectories`, each trained on once it is complete (`asyncrl.learner.on_policy`), or single steps
-            that a `replay` keeps (`asyncrl.learner.sac`).
+            that a `replay` keeps (`asyncrl.learner.replay_learner`).
         settings: subclass of `TrainConfig` that adds the algorithm's own settings; None if it has none.
         defaults: values of other settings, by name. Files and flags override them. They override presets, which were
             made for the algorithms of the package.

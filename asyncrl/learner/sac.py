@@ -2,7 +2,6 @@
 
 One update computes targets with the current policy, then trains the critics, moves the target critics, and at every
 `policy_delay`-th update trains the policy and the entropy coefficient (Haarnoja et al. 2018, algorithm 1).
-`publication` gives the block of weights and statistics that other roles act with.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class SacLearner(ReplayLearner):
 
     Attributes:
         critic: the critics.
+        target_critic: the target critics; None with `--use_target_critics=False`.
     """
 
     def __init__(

@@ -43,6 +43,7 @@ class Td3Learner(ReplayLearner):
 
     Attributes:
         critic: the twin critics.
+        target_actor, target_critic: the target networks.
     """
 
     model: DeterministicActor

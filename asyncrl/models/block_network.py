@@ -2,7 +2,7 @@
 
 Like `StackedMlp`, each is K networks of one shape, and a layer is one batched product for all of them. Activations are
 `[K, B, width]`. Two kinds of layers need more than the gradient's step: `UnitLinear.project` and
-`BatchRenorm.update_statistics` are called after each step by the learner (`asyncrl.learner.sac.TrainedNetwork`).
+`BatchRenorm.update_statistics` are called after each step by the learner (`TrainedNetwork.step`).
 """
 
 from __future__ import annotations

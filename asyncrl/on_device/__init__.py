@@ -1,6 +1,6 @@
 """Environments whose observations and actions are tensors on the learner's device: samples never leave it.
 
-    TensorEnvGroup.step ──> Dataset ──> OnPolicyLearner.train
+    TensorEnvGroup.step ──> Dataset ──> OnPolicyLearner.updates
           ^                                    │
           └── action ── the same model <───────┘
 
