@@ -42,8 +42,8 @@ def alone(options: argparse.Namespace, batch_size: int, round_idx: int) -> float
 
 def through(options: argparse.Namespace, round_idx: int) -> float:
     """Returns steps per second of a run that samples and does not train."""
-    flags = (f"--env={options.env}", "--env_backend=envpool", SAMPLING_FLAG)
-    return run_asyncrl(f"envpool {options.env}", flags, options, round_idx)
+    flags = ("--env_backend=envpool", SAMPLING_FLAG)
+    return run_asyncrl(f"envpool {options.env}", options.env, flags, options, round_idx)
 
 
 def main() -> int:

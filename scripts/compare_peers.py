@@ -29,12 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from peer_environments import DRIVERS, Peer, python_of, versions_of
-from rounds import Row, carry_out, names_in, parser
+from rounds import START_ALLOWANCE_S, Row, carry_out, env_steps_per_s, names_in, parser
 
-from asyncrl.analysis.benchmark.results import ThroughputFigures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
-from asyncrl.analysis.benchmark.tasks import Workshop
-from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import read_json_lines
 from asyncrl.config.schema import TrainConfig
@@ -42,16 +39,7 @@ from asyncrl.config.schema import TrainConfig
 BODIES = ("Humanoid", "HalfCheetah")
 TASKS = (*BODIES, "Pong")
 PONG = {"v5": "ALE/Pong-v5", "v4": "PongNoFrameskip-v4"}
-START_ALLOWANCE_S = 2.0
 START_TIMEOUT_S = 180.0
-ASYNCRL_SETTINGS = (
-    "--learning_rate=0",
-    "--lr_schedule=constant",
-    "--train_for_env_steps=1000000000000",
-    "--report_every_s=1",
-    "--with_tensorboard=False",
-    "--device=cpu",
-)
 BODY_SETTINGS = (
     "--preset=mujoco",
     "--rollout=64",
@@ -130,25 +118,20 @@ def simulate(task: str, options: argparse.Namespace, round_idx: int) -> float:
     return measure_pure_simulation(config, options.num_workers, options.num_envs_per_worker, options.simulate_s)
 
 
-def run_asyncrl(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
-    """Returns environment steps per second of a run that learns nothing, with these flags, the first being --env.
+def run_asyncrl(name: str, env: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
+    """Returns environment steps per second of a run that learns nothing.
 
     Raises:
         TaskFailed: the measurement failed.
     """
-    env = flags[0].partition("=")[2]
     common = (
-        *ASYNCRL_SETTINGS,
+        "--learning_rate=0",
+        "--device=cpu",
         *(("--preset=atari",) if env == PONG["v5"] else BODY_SETTINGS),
         f"--num_workers={options.num_workers}",
         f"--num_envs_per_worker={options.num_envs_per_worker}",
-        f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
     )
-    config = TrainConfig(env=env)
-    workshop = Workshop(options.work_dir.resolve(), config, options.warm_up_s, options.measure_s)
-    figures = workshop.carry_out(Task("throughput", name, round_idx, (*flags, *common), ()))
-    assert isinstance(figures, ThroughputFigures)
-    return figures.env_steps_per_s
+    return env_steps_per_s(name, env, (*flags, *common), options, round_idx)
 
 
 def rate_after(progress: Path, warm_up_s: float) -> float:
@@ -206,8 +189,8 @@ def rows(options: argparse.Namespace, chosen: Sequence[System]) -> Iterator[Row]
             if system.peer is not None:
                 measure = functools.partial(run_peer, system, system.peer, task, options)
             else:
-                flags = (f"--env={system.env_of(task)}", f"--async_rl={system.mode == 'async'}", *system.flags)
-                measure = functools.partial(run_asyncrl, f"{system.name} {task}", flags, options)
+                flags = (f"--async_rl={system.mode == 'async'}", *system.flags)
+                measure = functools.partial(run_asyncrl, f"{system.name} {task}", system.env_of(task), flags, options)
             yield Row(task, system.title, measure)
 
 

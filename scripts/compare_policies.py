@@ -33,8 +33,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         system = SYSTEMS[name]
         for num_policies in options.num_policies:
             if system.peer is None:
-                flags = (f"--env={TASK}-v5", "--async_rl=True", f"--num_policies={num_policies}")
-                measure = functools.partial(run_asyncrl, f"{name} {num_policies}", flags, options)
+                flags = ("--async_rl=True", f"--num_policies={num_policies}")
+                measure = functools.partial(run_asyncrl, f"{name} {num_policies}", f"{TASK}-v5", flags, options)
             else:
                 measure = functools.partial(run_peer, system, system.peer, TASK, options, num_policies=num_policies)
             yield Row(name, f"{num_policies} policies" if num_policies > 1 else "1 policy", measure)
