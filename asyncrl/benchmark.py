@@ -7,21 +7,17 @@ measures pure simulation and then each variant, in rounds. After a stop, the sam
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import FLAGS, INSTEAD, read_options
-from asyncrl.config.errors import UsageError
+from asyncrl.cli.many_runs import run_many
 from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime.processes import process_context, start_loading_modules
 from asyncrl.runtime.reader import run_for_a_reader
-
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 130, 143
 
 _EXAMPLES = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
 _DESCRIPTION = (
@@ -29,10 +25,6 @@ _DESCRIPTION = (
     "report. --env is required, unless --config or --from_run names the environment. --train_for_env_steps=N measures "
     "runs that learn, too. All other flags of training are passed on to every run."
 )
-
-
-class _Terminated(Exception):
-    """The process received SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,35 +37,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = {flag.name for flag in FLAGS}
         settings = {name: item for name, item in all_settings().items() if name not in own and name not in INSTEAD}
         print(format_help("python -m asyncrl.benchmark --env=ID", _DESCRIPTION, settings, FLAGS, _EXAMPLES))
-        return EXIT_DONE
-    previous = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        return _run(arguments)
-    except (UsageError, EnvironmentFailed) as error:
-        lines = str(error).splitlines() if isinstance(error, UsageError) else [str(error)]
-        print(*(f"error: {line}" for line in lines), sep="\n", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
-    except (KeyboardInterrupt, _Terminated) as stop:
-        print("Stopped. The same command continues with the missing measurements.", file=sys.stderr)
-        return EXIT_TERMINATED if isinstance(stop, _Terminated) else EXIT_INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+        return 0
+    if_stopped = "Stopped. The same command continues with the missing measurements."
+    return run_many(lambda: _run(arguments), if_stopped)
 
 
 def _run(arguments: Sequence[str]) -> int:
     options = read_options(arguments)
     start_loading_modules(process_context())
-    benchmark = session.prepare(options)
-    variants = ", ".join(variant.name for variant in benchmark.variants)
-    print(
-        f"{len(benchmark.tasks)} measurements of {benchmark.config.env} in {benchmark.output}: {variants}", flush=True
-    )
-    is_complete = session.run(benchmark, lambda text: print(text, flush=True))
-    return EXIT_DONE if is_complete else EXIT_FAILED
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
+    try:
+        benchmark = session.prepare(options)
+        names = ", ".join(variant.name for variant in benchmark.variants)
+        print(
+            f"{len(benchmark.tasks)} measurements of {benchmark.config.env} in {benchmark.output}: {names}", flush=True
+        )
+        return 0 if session.run(benchmark, lambda text: print(text, flush=True)) else 1
+    except EnvironmentFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
