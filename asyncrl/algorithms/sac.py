@@ -7,14 +7,12 @@ that of bins, if they predict distributions over returns.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_LOG_TWO = math.log(2.0)
+from asyncrl.models.distributions import HALF_LOG_TWO_PI, LOG_TWO
 
 
 class Loss(NamedTuple):
@@ -51,7 +49,7 @@ def draw_squashed(parameters: Tensor, noise: Tensor) -> SquashedSample:
     # -log_prob, term by term: noise^2 / 2 + log_std + 2 (log 2 - raw - softplus(-2 raw)), and constants
     terms = torch.addcmul(log_std, noise, noise, value=0.5).sub_(raw, alpha=2.0)
     terms.sub_(torch.nn.functional.softplus(raw * -2.0), alpha=2.0)
-    constant = noise.shape[-1] * (_HALF_LOG_TWO_PI + 2.0 * _LOG_TWO)
+    constant = noise.shape[-1] * (HALF_LOG_TWO_PI + 2.0 * LOG_TWO)
     return SquashedSample(raw.tanh(), torch.rsub(terms.sum(-1), -constant), deviation)
 
 

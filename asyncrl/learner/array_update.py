@@ -26,6 +26,7 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import Columns, FloatArray, array_of
 from asyncrl.models.distributions import (
     FORBIDDEN,
+    HALF_LOG_TWO_PI,
     LOG_STD_RANGE,
     Categorical,
     DiagonalGaussian,
@@ -48,7 +49,7 @@ class ArrayGaussian:
     def __init__(self, distribution: DiagonalGaussian, log_std: Tensor | None) -> None:
         """`log_std` is the parameter `[A]` of the log-deviations; None if they are outputs of the network."""
         self._num_actions = distribution.num_actions
-        self._log_normalizer = 0.5 * math.log(2.0 * math.pi) * distribution.num_actions
+        self._log_normalizer = distribution.num_actions * HALF_LOG_TWO_PI
         self._own = None if log_std is None else (array_of(log_std), gradient_of(log_std))
 
     def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:

@@ -21,8 +21,8 @@ from torch.nn.functional import log_softmax
 
 from asyncrl.envs.spec import Action, BoxAction, DiscreteAction
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_LOG_TWO = math.log(2.0)
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+LOG_TWO = math.log(2.0)
 _NUM_QUADRATURE_NODES = 12
 
 LOG_STD_RANGE = (-5.0, 5.0)
@@ -124,7 +124,7 @@ class DiagonalGaussian(ActionDistribution):
         self.num_actions = num_actions
         self.num_parameters = 2 * num_actions
         self.deviation_positions = range(num_actions, 2 * num_actions)
-        self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
+        self._log_normalizer = num_actions * HALF_LOG_TWO_PI
 
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         if log_std is not None:
@@ -202,7 +202,7 @@ class SquashedGaussian(DiagonalGaussian):
 
     def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         action, log_prob = super().sample_arrays(parameters, generator)
-        slope = np.float32(2.0) * (np.float32(_LOG_TWO) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
+        slope = np.float32(2.0) * (np.float32(LOG_TWO) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
         return ArraySample(action, log_prob - slope.sum(-1))
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -537,4 +537,4 @@ def is_forbidden(mask: Any) -> Any:
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:
     """log(1 - tanh(u)^2) in a form that does not overflow or round to log(0) for large |u|."""
-    return 2.0 * (_LOG_TWO - raw - torch.nn.functional.softplus(-2.0 * raw))
+    return 2.0 * (LOG_TWO - raw - torch.nn.functional.softplus(-2.0 * raw))
