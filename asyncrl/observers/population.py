@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import zlib
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.population_rules import SHAPING, Member, PopulationRules, Turn
 from asyncrl.observers.shared_population import SharedFolder
 from asyncrl.runtime.checkpoint import load_state
-from asyncrl.runtime.run_folder import RunFolder, write_text_atomically
+from asyncrl.runtime.run_folder import RunFolder, replacing, write_text_atomically
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 _RETURN = "rollout/ep_rew_mean"
@@ -167,7 +166,8 @@ class PopulationTraining(Observer):
             if turn.source is not None and self._folder is None:
                 source = self._names.index(turn.source)
             elif turn.source is not None and self._folder is not None:
-                _write_weights(run.folder / "checkpoints" / TAKEOVER_FILE, self._folder.weights_of(turn.source))
+                with replacing(run.folder / "checkpoints" / TAKEOVER_FILE) as weights:
+                    np.save(weights, self._folder.weights_of(turn.source))
                 source = FROM_FILE
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(_as_text(line))
@@ -204,10 +204,3 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     """The turns of a history; a broken last line, as a killed run leaves it, was not carried out."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.split("\n")[:-1]]
-
-
-def _write_weights(path: Path, block: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-    temporary = path.with_name(f".tmp_{path.name}")
-    with open(temporary, "wb") as file:
-        np.save(file, block)
-    os.replace(temporary, path)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observers.population_rules import Member
-from asyncrl.runtime.run_folder import run_path
+from asyncrl.runtime.run_folder import replacing, run_path
 
 _STALE_PERIODS = 3
 _LEAST_STALE_S = 60.0
@@ -74,12 +74,10 @@ class SharedFolder:
         period_s, self._published_at = now - self._published_at, now
         about = {**self._about, "num_weights": len(block), "objective": own.objective}
         about |= {"values": dict(own.values), "period_s": period_s}
-        temporary = self._path / f".tmp_{self._own.name}"
-        with open(temporary, "wb") as file:
+        with replacing(self._own) as file:
             np.savez(file, about=np.array(json.dumps(about)), block=block)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self._own)
 
     def members(self, num_weights: int) -> tuple[dict[str, Member], list[str]]:
         """The runs that count, this one among them, and the names of those that have another network or environment.

@@ -32,7 +32,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import UsageError
 from asyncrl.runtime.checkpoint import BEST
@@ -272,15 +272,23 @@ def _flock(descriptor: int, folder: Path, kind: int) -> None:
         ) from None
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a small file; a reader sees the old one or the new one, never a part."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a new file that takes the place of another once it is written; a reader never sees a part of it."""
     temporary = path.with_name(f".tmp_{path.name}_{uuid.uuid4().hex}")  # several machines may write to this folder
     try:
-        temporary.write_text(text, encoding="utf-8")
+        with open(temporary, "wb") as file:
+            yield file
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Writes a small file; a reader sees the old one or the new one, never a part."""
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def has_broken_line(path: Path) -> bool:

@@ -326,6 +326,16 @@ def test_members_that_are_stale_broken_or_of_another_network_do_not_count(tmp_pa
     assert "other does not count" in text
 
 
+def test_a_file_without_its_final_name_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, own = member(tmp_path, "writing"), member(tmp_path, "own")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", lambda source, target: None)
+        writing.record((100,), (9.0,))
+    own.record((600,), (1.0,))
+    assert len(list((tmp_path / "shared").iterdir())) == 2
+    assert own.lines[-1]["objectives"] == {"own": 1.0}
+
+
 def test_two_runs_with_one_name_cannot_be_members_of_one_population(tmp_path: Path) -> None:
     member(tmp_path, "run").record((100,), (9.0,))
     with pytest.raises(UsageError, match="has a member 'run' already"):

@@ -27,6 +27,7 @@ from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.runtime.processes import process_context
+from asyncrl.runtime.run_folder import replacing
 
 _NUM_ACTIONS = 1000
 _STEPS_BETWEEN_CLOCKS = 200
@@ -63,10 +64,8 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Writes the file; an interruption leaves no partial file."""
-        temporary = path.with_name(f".tmp_{path.name}")
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             np.savez(file, actions=self.actions, ended=self.ended, seeds=self.seeds)
-        temporary.replace(path)
 
     @staticmethod
     def load(path: Path) -> Recording:
