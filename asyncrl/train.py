@@ -86,9 +86,7 @@ def _run(session: Session) -> int:
         print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
     if (code := print_findings(checked)) != 0 or checked.spec is None:
         return code
-    result = session.train()
-    if result.nothing_to_do is not None:
-        print(f"Nothing to do: the run already has {result.nothing_to_do}.")
+    session.train()
     _print_end(session)
     return session.exit_code
 

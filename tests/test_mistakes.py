@@ -305,10 +305,10 @@ def test_a_run_that_is_trained_already_says_how_far_it_is(capfd: pytest.CaptureF
     for experiment in ("run", "train_dir/run"):
         assert train.main([f"--experiment={experiment}", "--train_for_env_steps=60000"]) == 0
         printed = capfd.readouterr()
-        assert "Nothing to do: the run already has 200,168 steps. Give a larger --train_for_env_steps." in printed.out
-        assert printed.err == ""
-    assert train.main(["--experiment=run", "--train_for_seconds=9"]) == 0
-    assert "the run already has 9 s of training. Give a larger --train_for_seconds." in capfd.readouterr().out
+        said = "Nothing to do: the run already has 200,168 steps. Give a larger --train_for_env_steps.\n"
+        assert (printed.out, printed.err) == ("", said)
+    assert train.main(["--experiment=run", "--train_for_seconds=9", "--quiet"]) == 0
+    assert "the run already has 9 s of training. Give a larger --train_for_seconds." in capfd.readouterr().err
 
 
 def test_nothing_that_belongs_to_one_start_is_inherited(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from layouts import vector_observation
 
-from asyncrl.cli.console import Console
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.fixed_settings import changes
 from asyncrl.config.loading import LoadedConfig, load
@@ -23,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import Action, BoxAction, Channels, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.summary import ResumedTotals
-from asyncrl.observers.observer import Run, StartPoint
+from asyncrl.observers.observer import StartPoint
 from asyncrl.run import resuming
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
@@ -333,22 +332,17 @@ def test_a_resumed_run_keeps_its_algorithm_and_says_what_may_change(folder: RunF
     )
 
 
-def test_changed_settings_are_shown_as_lasting(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_settings_are_shown_as_lasting(folder: RunFolder) -> None:
     loaded = load_again(folder, "--learning_rate=0.1", "--train_for_seconds=5")
     assert loaded.saved is not None
-    run = Run([])
-    run.config, run.folder = loaded.config, folder.path
-    run.plan = resolve(loaded.config, Machine(cores=2))
     found = tuple(map(str, changes(loaded.saved, loaded.config)))
-    for path, before in ((None, None), (Path("somewhere"), ResumedTotals(12_000))):
-        run.start = StartPoint(path, before, True, found)
-        Console().on_start(run)
-    assert capsys.readouterr().out.splitlines() == [
-        "No checkpoint yet: starting at step 0 with the settings in config.yaml.",
-        *(changed := ["Settings that change for this run from now on:", "  learning_rate: 0.5 -> 0.1"]),
-        "Resuming from somewhere (12,000 steps).",
-        *changed,
-    ]
+    changed = "Settings that change for this run from now on:\n  learning_rate: 0.5 -> 0.1"
+    for path, before, where in (
+        (None, None, "No checkpoint yet: starting at step 0 with the settings in config.yaml."),
+        (Path.cwd() / "somewhere", ResumedTotals(12_000), "Resuming from somewhere (12,000 steps)."),
+    ):
+        assert StartPoint(path, before, True, found).sentences == [where, changed]
+    assert StartPoint().sentences == []
 
 
 def test_a_source_is_not_needed_once_the_run_has_a_checkpoint(folder: RunFolder) -> None:

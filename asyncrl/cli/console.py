@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from asyncrl.runtime.checkpoint import BEST, latest, newest_first
 from asyncrl.runtime.locating import checkpoints_of
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import drop_output
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.runtime.run_folder import RunFolder, shown_path
 
 _SHOWN = (
     *("device", "inference_mode", "serial_mode", "async_rl", "num_workers", "num_envs_per_worker", "worker_num_splits"),
@@ -31,22 +30,12 @@ _SHOWN = (
 
 
 class Console(ProgressBar):
-    """Prints where a run starts, its progress, and with `profile` where its time went."""
+    """Prints the folder of a run, its progress, and with `profile` where its time went."""
 
     def on_start(self, run: Run) -> None:
         super().on_start(run)
-        if run.config.quiet:
-            return
-        start, lines = run.start, []
-        if start.before is not None:
-            lines.append(f"Resuming from {start.checkpoint} ({start.env_steps:,} steps).")
-        elif start.is_known:
-            lines.append("No checkpoint yet: starting at step 0 with the settings in config.yaml.")
-        if start.changed_settings:
-            lines.append("Settings that change for this run from now on:")
-        for line in (*lines, *(f"  {change}" for change in start.changed_settings)):
-            print_line(line, sys.stdout)
-        self.on_message(run, f"run {run.folder}")
+        if not run.config.quiet:
+            self.on_message(run, f"run {run.folder}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
         super().on_end(run, summary)
@@ -236,11 +225,6 @@ def run_flags(train_dir: str, experiment: str) -> list[str]:
     """The flags that name a run, without defaults."""
     named = [] if train_dir == "train_dir" else [f"--train_dir={train_dir}"]
     return [*named, f"--experiment={experiment}"]
-
-
-def shown_path(path: Path) -> str:
-    """A path as text, relative if it is in the working directory."""
-    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 def _count(number: int, noun: str) -> str:

@@ -30,6 +30,7 @@ from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, Evaluati
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, Summary
 from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.run_folder import shown_path
 
 P = ParamSpec("P")
 
@@ -98,6 +99,19 @@ class StartPoint:
     def env_steps(self) -> int:
         """Environment steps that were trained on before this start."""
         return 0 if self.before is None else self.before.env_steps
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the user is told of a run that exists already; nothing of a new one."""
+        sentences = []
+        if self.before is not None and self.checkpoint is not None:
+            sentences.append(f"Resuming from {shown_path(self.checkpoint)} ({self.env_steps:,} steps).")
+        elif self.is_known:
+            sentences.append("No checkpoint yet: starting at step 0 with the settings in config.yaml.")
+        if self.changed_settings:
+            changes = "".join(f"\n  {change}" for change in self.changed_settings)
+            sentences.append(f"Settings that change for this run from now on:{changes}")
+        return sentences
 
 
 class Run:

@@ -248,12 +248,15 @@ class Session:
                 run.say(f"warning: {sentence}")
             if resumption is not None:
                 if (limit := _reached_limit(config, resumption)) is not None:
+                    run.say(f"Nothing to do: the run already has {limit}.")
                     summary = _saved_summary(folder, resumption, plan.num_workers)
                     return RunResult(summary, config, folder.path, nothing_to_do=limit)
                 if plan.num_policies == 1:
                     self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
                 self._starts_of_policies = resumption.of_policies
             run.start = self._start_point(config, folder, resumption)
+            for sentence in () if config.quiet else run.start.sentences:
+                run.say(sentence)
             if peers is not None:
                 env_steps = None if resumption is None else resumption.env_steps
                 elapsed_s = 0.0 if resumption is None else resumption.elapsed_s

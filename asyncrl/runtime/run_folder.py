@@ -300,6 +300,11 @@ def has_broken_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
+def shown_path(path: Path) -> str:
+    """A path as text, relative if it is in the working directory."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
+
+
 def find_saved_config(train_dir: str, experiment: str) -> Path | None:
     """Returns the config.yaml of a run, None if there is no such run or it has none."""
     if _problem_of_name(_name_of(train_dir, experiment)):

@@ -139,9 +139,9 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     assert command[:3] == [sys.executable, "-m", "asyncrl.train"]
     steps = checkpoint.saved_env_steps(saved)
     goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
-    code, stdout, stderr = goes_on.finish()
+    code, _, stderr = goes_on.finish()
     assert code == 0, stderr
-    assert f"Resuming from {saved.relative_to(training.folder.parents[1])}" in stdout
+    assert f"Resuming from {saved.relative_to(training.folder.parents[1])}" in stderr
     assert goes_on.summary()["env_steps"] >= steps + 500
 
 
@@ -156,10 +156,10 @@ def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     first = pid_of(training, "learner")
     os.kill(first, signal.SIGKILL)
-    code, stdout, stderr = training.finish()
+    code, _, stderr = training.finish()
     assert code == 0, stderr
     assert "the run restarts from its last checkpoint" in stderr
-    assert "Resuming from" in stdout
+    assert "Resuming from" in stderr
     assert training.summary()["status"] == "completed"
     assert training.summary()["restarts"] == 1
     steps = [record["time/total_env_steps"] for record in training.records()]

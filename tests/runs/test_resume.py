@@ -141,10 +141,10 @@ def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..
         file.write(json.dumps({"env_steps": steps + 10**6}) + "\n")  # a record of what was lost
 
     target = steps + 3000
-    code, out, err = train(start, f"--train_for_env_steps={target}", "--learning_rate=0.0005")
+    code, _, err = train(start, f"--train_for_env_steps={target}", "--learning_rate=0.0005")
     assert code == 0, err
-    assert f"Resuming from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in out
-    assert "  learning_rate: 0.0003 -> 0.0005" in out
+    assert f"Resuming from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in err
+    assert "  learning_rate: 0.0003 -> 0.0005" in err
     summary = command.summary()
     assert summary["status"] == "completed"
     assert target <= summary["env_steps"] < target + 64
@@ -156,9 +156,9 @@ def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..
     assert state["policy_version"] == int(content.optimizer["step"]) > 2 * steps // 32
     assert state["config"]["seed"] == 7
 
-    code, out, _ = train(start)
+    code, _, err = train(start)
     assert code == 0
-    assert "Nothing to do" in out
+    assert err.count("Nothing to do") == 1
 
 
 def test_updates_that_a_run_owes_for_its_last_steps_are_made_when_it_goes_on(start: Callable[..., Command]) -> None:
@@ -176,12 +176,12 @@ def test_updates_that_a_run_owes_for_its_last_steps_are_made_when_it_goes_on(sta
     assert steps >= 500
     assert state["updates_due"] == 20 * (steps - 100) - updates > 0
 
-    code, out, err = train(start)
+    code, _, err = train(start)
     assert code == 0, err
-    assert "Nothing to do" not in out
+    assert "Nothing to do" not in err
     state = checkpoint.load_state(command.checkpoint())
     assert (state["env_steps"], state["policy_version"], state["updates_due"]) == (steps, 20 * (steps - 100), 0)
-    assert "Nothing to do" in train(start)[1]
+    assert "Nothing to do" in train(start)[2]
 
 
 def test_a_run_that_saved_nothing_begins_anew_and_says_so(start: Callable[..., Command]) -> None:
@@ -189,10 +189,10 @@ def test_a_run_that_saved_nothing_begins_anew_and_says_so(start: Callable[..., C
     command.wait_until_trained()
     command.process.kill()
     command.finish()
-    code, out, err = train(start, "--train_for_env_steps=500", "--encoder_mlp_layers=[8]")
+    code, _, err = train(start, "--train_for_env_steps=500", "--encoder_mlp_layers=[8]")
     assert code == 0, err
-    assert "No checkpoint yet: starting at step 0 with the settings in config.yaml." in out
-    assert "encoder_mlp_layers: [16] -> [8]" in out
+    assert "No checkpoint yet: starting at step 0 with the settings in config.yaml." in err
+    assert "encoder_mlp_layers: [16] -> [8]" in err
     assert max(record["env_steps"] for record in command.records()) == command.summary()["env_steps"]
     # Of a run too short for a window of episodes the last policy is the best.
     best = asyncrl.load_policy(command.folder, which="best").config
@@ -233,9 +233,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_none_at_all_is_an_
     content = bytearray((newest / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (newest / "model.safetensors").write_bytes(content)
-    code, out, err = train(start, "--train_for_env_steps=4000")
+    code, _, err = train(start, "--train_for_env_steps=4000")
     assert code == 0
-    assert f"Resuming from runs/run/checkpoints/{before.name}" in out
+    assert f"Resuming from runs/run/checkpoints/{before.name}" in err
     assert err.startswith("warning: ")
     assert newest.name in err
 

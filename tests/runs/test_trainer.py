@@ -223,11 +223,18 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     plain = TrainConfig()
     assert (preset.config.batch_size, preset.config.learning_rate) != (64, plain.learning_rate)
     assert preset.config.batch_size == 64
-    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run()
+    noting = Noting()
+    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [noting]).run()
+    resumes, changes = [text for text in noting.of("message") if not text.startswith("warning: ")]
+    assert resumes == f"Resuming from {preset.summary.checkpoint} ({preset.summary.env_steps:,} steps)."
+    assert changes == "Settings that change for this run from now on:\n  train_for_env_steps: 256 -> 20000"
     assert again.config.batch_size == 64
     assert again.summary.env_steps >= 20_000
     assert [record.env_steps for record in again.records] == sorted(record.env_steps for record in again.records)
-    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run()
+    told = Noting()
+    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [told]).run()
+    (_, said) = told.of("message")  # behind a warning
+    assert said == f"Nothing to do: the run already has {done.nothing_to_do}."
     assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
     assert done.nothing_to_do is not None
 
