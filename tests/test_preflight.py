@@ -10,7 +10,9 @@ import pytest
 import torch
 from layouts import vector_observation
 
+import asyncrl
 from asyncrl.cli.console import print_findings
+from asyncrl.config import algorithms
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
@@ -18,6 +20,8 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models import registry
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.encoders import Inputs, ObservationEncoder
 from asyncrl.run import preflight
 
@@ -107,6 +111,37 @@ def test_the_network_of_one_policy_is_checked_too(monkeypatch: pytest.MonkeyPatc
     assert "is BatchNorm1d, whose running statistics only the learner would have" in problem.text
     (problem,) = checked(*flags, "--policy.1.encoder=failing").problems
     assert "ValueError: it cannot be made" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("register", "flags", "named"),
+    [
+        ("register_encoder('waves')(Encoder)", ("--encoder=waves",), "encoder"),
+        ("register_encoder('waves')(Encoder)", ("--num_policies=2", "--policy.1.encoder=waves"), "encoder"),
+        ("register_core('waves')(Core)", ("--core=waves", "--use_rnn"), "core"),
+        ("register_model('waves')(Model)", ("--model=waves",), "model"),
+        ("register_algorithm(asyncrl.Algorithm('waves', loss=print))", ("--algo=waves",), "algo"),
+    ],
+)
+def test_what_only_the_running_script_has_is_refused(
+    register: str, flags: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in ("_encoders", "_cores", "_models", "_registered_by"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    for table in ("_algorithms", "_registered_by"):
+        monkeypatch.setattr(algorithms, table, dict(getattr(algorithms, table)))
+    known = {"asyncrl": asyncrl, "Encoder": ObservationEncoder, "Core": RecurrentCore, "Model": ActorCritic}
+    found = {}
+    for module in ("__main__", "my_networks"):
+        exec(f"asyncrl.{register}", {"__name__": module, **known})
+        found[module] = [problem.text for problem in checked("--env=Choice-v0", *flags).problems]
+    assert found == {
+        "__main__": [
+            f"--{named}=waves is registered by this script, which other commands cannot import: move it to a module "
+            'and give import_modules=["MODULE"].'
+        ],
+        "my_networks": [],
+    }
 
 
 @pytest.mark.parametrize(("env", "code"), [("Bounded-v0", 0), ("Free-v0", 2), ("Choice-v0", 2)])

@@ -6,6 +6,7 @@ This module imports no torch. So the records of the package name their functions
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -202,6 +203,8 @@ _algorithms = {
     )
 }
 BUILT_IN = tuple(_algorithms)
+_registered_by: dict[str, str] = {}
+"""The module that registered each other algorithm."""
 
 SHORT_NAMES: dict[str, dict[str, Any]] = {
     "a3c": {"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"},
@@ -230,6 +233,7 @@ def register_algorithm(algorithm: Algorithm) -> Algorithm:
     if algorithm.name in (*BUILT_IN, *SHORT_NAMES) or ":" in algorithm.name:
         raise ValueError(f"an algorithm cannot have the name {algorithm.name}: choose another name")
     _algorithms[algorithm.name] = algorithm
+    _registered_by[algorithm.name] = str(sys._getframe(1).f_globals.get("__name__"))
     return algorithm
 
 
@@ -255,6 +259,12 @@ def find_algorithm(name: str, import_modules: Sequence[str] = ()) -> Algorithm:
     if not isinstance(found, Algorithm):
         raise UsageError(f"--algo={name}: the module {module} has no asyncrl.Algorithm with the name {attribute}.")
     return found
+
+
+def module_that_registered(name: str) -> str | None:
+    """The module that registered an algorithm, or that its name `module:NAME` names; None for one of the package."""
+    module, colon, _ = name.partition(":")
+    return module if colon else _registered_by.get(name)
 
 
 def known_names() -> list[str]:

@@ -5,6 +5,7 @@ Every process of a run makes its networks, so every process imports the modules 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ _F = TypeVar("_F", bound=Factory)
 _encoders: dict[str, Factory] = {DEFAULT: ObservationEncoder}
 _cores: dict[str, Factory] = {DEFAULT: RecurrentCore}
 _models: dict[str, Factory] = {}
+_registered_by: dict[tuple[str, str], str] = {}
+"""The module that registered each name, by encoder, core or model and the name."""
 
 
 def register_encoder(name: str) -> Callable[[_F], _F]:
@@ -102,12 +105,18 @@ def make_registered_model(spec: EnvSpec, config: TrainConfig) -> nn.Module:
     return model
 
 
+def module_that_registered(kind: str, name: str) -> str | None:
+    """The module that registered an encoder, core or model; None for one of the package, or that nothing registered."""
+    return _registered_by.get((kind, name))
+
+
 def _registering(table: dict[str, Factory], kind: str, name: str) -> Callable[[_F], _F]:
     if name == DEFAULT:
         raise ValueError(f"the name {DEFAULT} belongs to the {kind} of the package: choose another name")
 
     def register(make: _F) -> _F:
         table[name] = make
+        _registered_by[kind, name] = str(sys._getframe(1).f_globals.get("__name__"))
         return make
 
     return register

@@ -18,7 +18,7 @@ from asyncrl.buffers.layout import arena_bytes
 from asyncrl.cluster import connection
 from asyncrl.cluster.parcels import LARGEST_FLOAT16
 from asyncrl.cluster.traffic import Traffic
-from asyncrl.config.algorithms import BUILT_IN
+from asyncrl.config.algorithms import BUILT_IN, module_that_registered
 from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
@@ -236,6 +236,7 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
             import_user_module(module)
     except Exception as error:
         problems.append(_of_user_code(("import_modules",), "importing a module", error))
+    problems += _known_to_this_script_only(config)
     for name in config.callbacks:
         try:
             find_callback(name)
@@ -254,6 +255,24 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
         except UsageError as error:
             problems.append(Problem(("video_every_env_steps",), str(error)))
     return config, problems
+
+
+def _known_to_this_script_only(config: TrainConfig) -> Iterator[Problem]:
+    """Networks and algorithms without which the policy could not be loaded later, and that only this script has."""
+    owners = [("algo", config.algo, module_that_registered(config.algo))]
+    names = {(kind, str(own[kind])) for own in config.policies.values() for kind in _NETWORKS_OF_USERS if kind in own}
+    names |= {(kind, getattr(config, kind)) for kind in _networks_of_user([config])}
+    if names:
+        from asyncrl.models import registry  # imports torch
+
+        owners += [(kind, name, registry.module_that_registered(kind, name)) for kind, name in sorted(names)]
+    for kind, name, module in owners:
+        if module == "__main__":
+            text = (
+                f"--{kind}={name} is registered by this script, which other commands cannot import: move it to a "
+                'module and give import_modules=["MODULE"].'
+            )
+            yield Problem((kind, "import_modules"), text)
 
 
 def _networks_of_user(configs: Iterable[TrainConfig]) -> tuple[str, ...]:
