@@ -185,7 +185,7 @@ def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -
     return Problem((near,), f"{text}; the nearest is {prefix}{near}.") if near else Problem((), f"{text}.")
 
 
-def refused_value(name: str, value: Any, expected: str, where: str = "--") -> Problem:
+def refused_value(name: str, value: Any, expected: str, where: str = "--", reason: str = "") -> Problem:
     """The problem that a flag or a setting does not take a value, with what was probably meant.
 
     Args:
@@ -193,12 +193,13 @@ def refused_value(name: str, value: Any, expected: str, where: str = "--") -> Pr
         value: what it was given.
         expected: its possible values, in words.
         where: written before the name: `--`, or the file that has the value.
+        reason: why, if there is more to say than what is expected.
     """
     meant = OTHER_VALUES.get((name, str(value).lower()))
     if meant is None and isinstance(value, str) and "one of " in expected:
         near = nearest(value.lower(), expected.replace("one of ", "").replace(" or ", ", ").split(", "))
         meant = near and f"the nearest is {near}"
-    hint = f"; {meant}" if meant else ""
+    hint = "".join(f"; {each.rstrip('.')}" for each in (reason, meant) if each)
     return Problem((name,), f"{where}{name}={format_value(value)} is not possible: expected {expected}{hint}.")
 
 

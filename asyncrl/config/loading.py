@@ -309,18 +309,16 @@ def _validate(layers: _Layers, config_type: type[TrainConfig]) -> TrainConfig:
     try:
         return config_type(**layers.values)
     except ConfigError as error:
-        refused = sorted(name for problem in error.problems for name in problem.settings)
+        refused = {name: problem.text for problem in error.problems for name in problem.settings}
     except ValidationError as error:  # a rule between an algorithm's own settings
         texts = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
         raise ConfigError([*layers.problems, *(Problem(("algo",), text) for text in texts)]) from None
-    for name in refused:
+    for name, text in sorted(refused.items()):
         value, origin = layers.values.pop(name, None), layers.origins.pop(name, "default")
         where = "--" if origin in ("flag", "argument") else f"In the {origin} "
-        expected = all_settings(config_type)[name].expected
-        if name == "algo":
-            if any("algo" in problem.settings for problem in layers.problems):
-                continue
+        if name != "algo":
+            layers.problems.append(Problem((name,), where + text.removeprefix("--")))
+        elif not any("algo" in problem.settings for problem in layers.problems):
             *names, last = known_names()
-            expected = f"one of {', '.join(names)} or {last}"
-        layers.problems.append(refused_value(name, value, expected, where))
+            layers.problems.append(refused_value(name, value, f"one of {', '.join(names)} or {last}", where))
     return config_type(**layers.values)

@@ -27,12 +27,14 @@ from asyncrl.config.value_types import (
     Auto,
     AutoPositiveInt,
     Beta,
+    CallbackNames,
     EnvArguments,
     EnvSource,
     Fraction,
     ImageChannels,
     NonNegativeFloat,
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -138,7 +140,9 @@ class TrainConfig(BaseModel):
             if not name or (name == "algo" and not reason.startswith("There is no algorithm")):  # the check says why
                 refused.append(Problem((name,) if name else (), reason or detail["msg"]))
             elif name in known:
-                refused.append(refused_value(name, values.get(name, known[name].default), known[name].expected))
+                value = values.get(name, known[name].default)
+                more = "" if name == "algo" else reason  # which names the algorithms, as what is expected does
+                refused.append(refused_value(name, value, known[name].expected, reason=more))
             else:
                 refused.append(unknown_name(name, known, f"There is no setting {name}"))
         raise ConfigError(refused)
@@ -178,8 +182,8 @@ class TrainConfig(BaseModel):
         "stop after this many seconds of training in total; a resumed run has no limit unless the flag is given again",
     )
 
-    train_dir: str = _folder("train_dir", "folder that holds all runs")
-    experiment: str | None = _folder(None, "name of the run's folder; by default made of env, algo and time")
+    train_dir: PathText = _folder("train_dir", "folder that holds all runs")
+    experiment: PathText | None = _folder(None, "name of the run's folder; by default made of env, algo and time")
     restart_behavior: Literal["resume", "restart", "overwrite"] = _folder(
         "resume",
         "what to do if the run exists: resume it with its settings from its newest checkpoint; restart at step 0 and "
@@ -202,7 +206,7 @@ class TrainConfig(BaseModel):
         "that follows from the seed and the steps; a resumed run then equals an uninterrupted one to the bit",
     )
     report_every_s: PositiveFloat = _folder(5.0, "seconds between records in TensorBoard and metrics.jsonl")
-    init_from: str | None = _folder(
+    init_from: PathText | None = _folder(
         None,
         "run or checkpoint, by path, name or hf://user/name, whose weights, statistics and optimizer to start from, "
         "at step 0",
@@ -580,7 +584,7 @@ class TrainConfig(BaseModel):
         'name in info["episode_extra_stats"] of the number that is to become large, as a mean over 100 episodes; '
         "true_objective is the return if episodes do not have it",
     )
-    pbt_shared_dir: str | None = _policies(
+    pbt_shared_dir: PathText | None = _policies(
         None, "folder through which runs with one policy each, perhaps on several machines, are one population"
     )
 
@@ -641,7 +645,7 @@ class TrainConfig(BaseModel):
         "comet; each needs its package",
     )
     track_project: str = _output("asyncrl", "project (of mlflow: experiment) in which trackers file the run")
-    callbacks: list[str] = _output(
+    callbacks: CallbackNames = _output(
         [], "observers of the run: names that packages have registered (entry points asyncrl.callbacks), or MODULE:Name"
     )
 

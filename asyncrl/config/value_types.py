@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from asyncrl.config.algorithms import BUILT_IN, find_algorithm
 from asyncrl.config.env_maker import MakesEnv, as_env
@@ -15,7 +24,7 @@ from asyncrl.config.errors import UsageError
 def _read_env(given: Any) -> str:
     if isinstance(given, str) or callable(given):
         return as_env(given)
-    raise ValueError("expected text or a callable that makes an environment")
+    raise ValueError("give an id, or a callable that makes an environment: a run makes many")
 
 
 def _check_algo(name: Any, info: ValidationInfo) -> str:
@@ -35,7 +44,21 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+def _as_text(given: Any) -> Any:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+
+def _check_names_of_callbacks(given: Any) -> Any:
+    found = given if isinstance(given, (list, tuple)) else (given,)
+    if any(hasattr(each, "on_start") for each in found):
+        raise ValueError("give observers themselves to Trainer(config, callbacks=[...])")
+    return given
+
+
 Auto = Literal["auto"]
+PathText = Annotated[str, BeforeValidator(_as_text)]
+"""The path of a file or folder as text; it may be given as a `Path`."""
+CallbackNames = Annotated[list[str], BeforeValidator(_check_names_of_callbacks)]
 EnvArguments = Annotated[dict[str, Any], AfterValidator(_as_json)]
 ImageChannels = Literal["auto", "first", "last"]
 ActionMapping = Literal["raw", "rescaled", "squashed"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import ConfigError, UsageError
@@ -34,24 +34,27 @@ class Trainer:
     A notebook, and a run with `serial_mode=True`, need no such line.
     """
 
-    def __init__(self, config: TrainConfig, callbacks: Sequence[Observer] = (), *, preset: str | None = None) -> None:
+    def __init__(
+        self, config: TrainConfig, callbacks: Sequence[Observer] | Observer = (), *, preset: str | None = None
+    ) -> None:
         """Starts nothing; `run` does.
 
         Args:
             config: settings. A setting that it was not given comes from the saved run if `experiment` names one, else
                 from the preset for the environment and from the defaults of the algorithm.
-            callbacks: observers that watch and steer the run, called in this order. With several ranks only those of
-                rank 0 are called.
+            callbacks: observers that watch and steer the run, called in this order, or a single one. With several ranks
+                only those of rank 0 are called.
             preset: name of a preset to use instead of the one for the environment; `none` for no preset.
 
         Raises:
             UsageError: a callback is not an `Observer`.
         """
-        wrong = [callback for callback in callbacks if not isinstance(callback, Observer)]
+        given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+        wrong = [callback for callback in given if not isinstance(callback, Observer)]
         if wrong:
             raise UsageError(f"The callback {wrong[0]!r} is not possible: expected an object of asyncrl.Observer.")
         self._config = config
-        self._callbacks = list(callbacks)
+        self._callbacks = given
         self._preset = preset
         self._session: Session | None = None
 

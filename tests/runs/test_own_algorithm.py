@@ -28,7 +28,7 @@ TOY = "--algo=toy_algorithms:REINFORCE"
 OWN_SETTINGS = """
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 import asyncrl
 
@@ -36,6 +36,13 @@ import asyncrl
 class Settings(asyncrl.TrainConfig):
     shape: Literal["none", "hard"] = "none"
     sizes: list[int] = Field(default_factory=lambda: [1, 2], description="sizes")
+
+    @field_validator("sizes")
+    @classmethod
+    def check_sizes(cls, sizes):
+        if 0 in sizes:
+            raise ValueError("nothing has the size 0")
+        return sizes
 
     @model_validator(mode="after")
     def check(self):
@@ -161,6 +168,12 @@ def test_any_kind_of_own_setting_is_read_from_a_file_and_saved(tmp_path: Path, m
     assert resumed.config.model_dump()["shape"] == "none"
     with pytest.raises(UsageError, match="hard needs three sizes"):
         load(["--env=CartPole-v1", "--algo=own_settings:OWN", "--shape=hard"])
+    refused = "sizes=3,0 is not possible: expected a list, each element a whole number; nothing has the size 0."
+    with pytest.raises(UsageError, match=f"^--{refused}$"):
+        load(["--env=CartPole-v1", "--algo=own_settings:OWN", "--sizes=3,0"])
+    path.write_text("algo: own_settings:OWN\nsizes: [3, 0]\n")
+    with pytest.raises(UsageError, match=f"^In the file {path} {refused}$"):
+        load(["--env=CartPole-v1", f"--config={path}"])
 
 
 def test_a_module_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

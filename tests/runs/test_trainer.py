@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import gymnasium
 import numpy as np
 import pytest
 from told_env import Told
@@ -198,6 +199,8 @@ def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path
         train(tmp_path, env=lambda: 1 // 0)
     with pytest.raises(asyncrl.UsageError, match=r"expected an object of asyncrl\.Observer"):
         Trainer(TrainConfig(env="CartPole-v1"), [print])  # type: ignore[list-item]
+    with pytest.raises(asyncrl.UsageError, match=r"expected an object of asyncrl\.Observer"):
+        Trainer(TrainConfig(env="CartPole-v1"), Noting)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -215,6 +218,35 @@ def test_settings_that_are_not_possible_are_one_error_with_the_sentences_of_the_
     assert "There is no setting lerning_rate; the nearest is learning_rate." in found
     assert [problem.settings for problem in raised.value.problems][1:3] == [("algo",), ("num_workers",)]  # type: ignore[attr-defined]
     assert TrainConfig(gamma="0.5").gamma == 0.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"env": gymnasium.Env()}, "give an id, or a callable that makes an environment"),
+        ({"env_kwargs": {"f": print}}, "they are saved as JSON, and Object of type builtin_function_or_method is not"),
+        ({"callbacks": [Noting()]}, r"give observers themselves to Trainer\(config, callbacks=\[...\]\)"),
+        ({"callbacks": Noting()}, r"give observers themselves to Trainer\(config, callbacks=\[...\]\)"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_reason(settings: dict[str, Any], reason: str) -> None:
+    (name,) = settings
+    with pytest.raises(asyncrl.UsageError, match=rf"^--{name}=.* is not possible: expected .*; {reason}.*\.$"):
+        TrainConfig(**settings)
+
+
+def test_paths_and_a_single_callback_may_be_given_as_they_are(tmp_path: Path) -> None:
+    noting = Noting()
+    settings = {**SMALL, "serial_mode": True, "train_for_env_steps": 64, "train_dir": tmp_path / "runs"}
+    config = TrainConfig(env="CartPole-v1", experiment="first", **settings)
+    first = Trainer(config, noting, preset="none").run()
+    assert first.folder == tmp_path / "runs" / "first" and len(noting.of("end")) == 1
+    assert TrainConfig(pbt_shared_dir=tmp_path).pbt_shared_dir == str(tmp_path)
+    other = TrainConfig(env="CartPole-v1", init_from=first.folder, **settings)
+    assert other.init_from == str(first.folder)
+    assert Path(str(Trainer(other, preset="none").run().config.init_from)).is_relative_to(first.folder)
+    again = Trainer(TrainConfig(train_dir=tmp_path / "runs", experiment=first.folder)).run()
+    assert again.folder == first.folder and again.nothing_to_do is not None
 
 
 def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> None:
