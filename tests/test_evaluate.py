@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -133,6 +134,23 @@ def test_an_environment_with_other_spaces_than_the_policys_is_refused(tmp_path, 
     code, _, err = call(capsys, f"--checkpoint={path}", '--env_kwargs={"size": 2}')
     assert code == 2
     assert "gives drawn_envs:counter spaces that the policy was not trained with" in err
+
+
+@pytest.mark.parametrize("compared", [(), ("--compare=best",)])
+def test_an_environment_that_has_changed_since_the_training_is_refused(tmp_path, capsys, compared):
+    config = TrainConfig(env="Pendulum-v1", encoder_mlp_layers=[8])
+    spec = read_spec(make_env(config.env, config.env_kwargs), config.env)
+    then = dataclasses.replace(spec, action=dataclasses.replace(spec.action, low=(-1.0,), high=(1.0,)))
+    state = {"config": config.model_dump(mode="json"), "spec": then.to_data()}
+    content = Checkpoint(ActorCritic(then, config).state_dict(), {}, state)
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
+        folder.write_config(config)
+    for where in (folder.checkpoints, folder.checkpoints / "best"):
+        checkpoints.save(where, content, 100, keep=1)
+    code, _, err = call(capsys, f"--train_dir={tmp_path}", "--experiment=run", *compared)
+    assert code == 2 and len(err.splitlines()) == 1
+    assert err.startswith("error: Pendulum-v1 has spaces that the policy was not trained with: Pendulum-v1; obs")
+    assert "actions: Box (1,) float32 from -2 to 2 instead of" in err and "from -1 to 1." in err
 
 
 def save_policy(folder, env_steps, action):

@@ -127,12 +127,19 @@ def test_an_environment_that_fails_is_reported_and_training_may_go_on(
     assert not run.worker.is_due
 
 
-def test_observations_of_another_kind_than_in_training_are_reported_too(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path, env="probe_envs:Failing-v0", env_kwargs={"fail_at": 0}, eval_episodes=1)
+def test_observations_of_another_kind_than_in_training_are_reported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CartPoleEnv, "reset", lambda env, **_: (np.zeros(1, np.float32), {}))
+    run = Evaluating(tmp_path, eval_episodes=1)
     run.publish(1000)
     (report,) = run.worker.run()
     assert "episode 0, at its step 0: shape (1,)" in report.reason
     assert "its space promises shape (4,)" in report.reason
+    run = Evaluating(tmp_path, env="probe_envs:Failing-v0", env_kwargs={"fail_at": 0}, eval_episodes=1)
+    run.publish(1000)
+    (report,) = run.worker.run()
+    assert report.reason.startswith("probe_envs:Failing-v0 has spaces that the policy was not trained with: ")
 
 
 def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.agents import AgentsState
+from asyncrl.envs.agents import AgentsEnv, AgentsState
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.interface import numbers_among, numbers_at_end, problem_of_step
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import mean_extra_stats
 
@@ -176,7 +177,7 @@ def evaluate(
 
     Raises:
         EnvironmentFailed: the environment's own code raised, or it returned a reward that is not finite.
-        UsageError: the environment cannot be made, or an episode has no end.
+        UsageError: the environment cannot be made, has other spaces than the policy's, or an episode has no end.
     """
     spec, players = policy.spec, (policy, *others)
     lanes: list[_Lane] = []
@@ -187,6 +188,8 @@ def evaluate(
             env = make_checked_env(policy.config) if make is None else make(idx)
             make_lane = _AgentsLane if spec.agents else _Lane
             lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose, max_steps))
+            if idx == 0:
+                _check_spaces(env, policy)
         size = spec.num_agents
         row_sizes = [spec.kinds[spec.kind_of(agent)].observation.row_size for agent in range(size)]
         obs = np.zeros((num_lanes * size, max(row_sizes)), dtype=spec.observation.row_dtype)
@@ -224,6 +227,19 @@ def evaluate(
         extra_stats=tuple(episode.extra_stats for episode in played),
         ended_at_s=tuple(episode.ended_at - started_at for episode in played),
     )
+
+
+def _check_spaces(env: gymnasium.Env[Any, Any], policy: PlayedPolicy) -> None:
+    """Refuses an environment that has changed since the training: the policy's actions would mean something else."""
+    config, inner = policy.config, env.unwrapped
+    present = read_spec(inner if isinstance(inner, AgentsEnv) else env, config.env_id, config.image_channels)
+    if _as_networks_need(present) != _as_networks_need(policy.spec):
+        text = f"{config.env_id} has spaces that the policy was not trained with"
+        raise UsageError(f"{text}: {present} instead of {policy.spec}.")
+
+
+def _as_networks_need(spec: EnvSpec) -> tuple[object, ...]:
+    return [kind.shape_of_networks for kind in spec.kinds], spec.agents, spec.of_agents
 
 
 def _close(env: gymnasium.Env[Any, Any]) -> None:
