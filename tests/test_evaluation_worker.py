@@ -117,13 +117,14 @@ def test_an_environment_that_fails_is_reported_and_training_may_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(env: Any, action: Any) -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("the wheels came off")
 
     monkeypatch.setattr(CartPoleEnv, "step", fail)
     run = Evaluating(tmp_path, eval_episodes=1)
     run.publish(1000)
     (report,) = run.worker.run()
-    assert "failed in step, episode 0, at its step 0" in report.reason
+    where = "The environment failed in step, episode 0, at its step 0"
+    assert report.reason == f"{where}: ZeroDivisionError: the wheels came off"
     assert not run.worker.is_due
 
 

@@ -17,7 +17,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.showing import make_shown_env
-from asyncrl.evaluation.worker import Abandoned, PublishedTeam, Schedule, first_line, next_multiple
+from asyncrl.evaluation.worker import Abandoned, PublishedTeam, Schedule, in_one_line, next_multiple
 from asyncrl.monitoring.reports import Report, VideoReport
 from asyncrl.runtime.run_folder import UNFINISHED
 
@@ -75,7 +75,7 @@ class VideoWorker:
             except (EnvironmentFailed, UsageError, OSError) as error:
                 log.error("%s", error)
                 self._is_off = True
-                return [*reports, VideoReport(str(path), news.env_steps, policy_idx, first_line(error))]
+                return [*reports, VideoReport(str(path), news.env_steps, policy_idx, in_one_line(error))]
             reports.append(VideoReport(str(path), news.env_steps, policy_idx))
         return reports
 

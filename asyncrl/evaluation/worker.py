@@ -245,7 +245,7 @@ class EvaluationWorker:
             return []
         except (EnvironmentFailed, UsageError) as error:
             log.error("%s", error)
-            return [EvaluationFailed(first_line(error))]
+            return [EvaluationFailed(in_one_line(error))]
         return self.reports_of(news, result, started)
 
     def reports_of(self, news: Publication, result: EvaluationResult, started: float) -> list[Report]:
@@ -292,6 +292,7 @@ class EvaluationWorker:
         return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward, self._policy_idx)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, for one sentence to the user."""
-    return str(error).partition("\n")[0].rstrip(":")
+def in_one_line(error: Exception) -> str:
+    """The first line of an error's text, and the last one of a traceback in it, for one sentence to the user."""
+    first, *rest = str(error).rstrip().splitlines() or [""]
+    return ": ".join((first.rstrip(":"), *(line.strip() for line in rest[-1:])))

@@ -45,7 +45,7 @@ from asyncrl.monitoring.reports import (
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.run_folder import RunFolder, write_text_atomically
+from asyncrl.runtime.run_folder import RunFolder, shown_path, write_text_atomically
 
 if TYPE_CHECKING:  # it needs torch
     from asyncrl.observers.self_play import SelfPlayPool
@@ -340,7 +340,9 @@ class Monitor:
             self._handle_evaluation(report)
             return
         if isinstance(report, EvaluationFailed):
-            self.say(f"The evaluation failed, training continues: {report.reason}")
+            log = shown_path(self._folder.logs / "evaluation.log")
+            more = "" if self._config.serial_mode else f" (log: {log})"
+            self.say(f"The evaluation failed, training continues: {report.reason}{more}")
             return
         if isinstance(report, VideoReport):
             if report.error is not None:

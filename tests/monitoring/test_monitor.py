@@ -295,9 +295,12 @@ def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
     assert run.progress.records[-1].remaining_s == pytest.approx(50.0)
 
 
-def test_a_failed_evaluation_is_said(run):
-    run.monitor.handle(EvaluationFailed("the wheels came off"))
-    assert run.progress.said == ["The evaluation failed, training continues: the wheels came off"]
+def test_a_failed_evaluation_is_said(tmp_path):
+    said = "The evaluation failed, training continues: the wheels came off"
+    for settings, where in (({}, f" (log: {tmp_path / 'logs' / 'evaluation.log'})"), ({"serial_mode": True}, "")):
+        run = Run(tmp_path, **settings)
+        run.monitor.handle(EvaluationFailed("the wheels came off"))
+        assert run.progress.said == [said + where]
 
 
 def test_what_the_learner_has_to_say_is_said(run):
