@@ -21,7 +21,7 @@ from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime import hub
 from asyncrl.runtime.locating import TRAIN_DIR
 from asyncrl.runtime.reader import run_for_a_reader
-from asyncrl.runtime.run_folder import MARKER, RunFolder, checked_run_path
+from asyncrl.runtime.run_folder import MARKER, RunFolder, checked_run_path, shown_path
 
 _DESCRIPTION = "Download a run from the Hugging Face Hub, to evaluate, plot or resume it."
 _EXAMPLES = (
@@ -81,7 +81,7 @@ def _pull(options: _Options) -> None:
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-    print(f"{folder.path}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}", flush=True)
+    print(f"{shown_path(folder.path)}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}", flush=True)
 
 
 def _env_of(run: Path) -> str:

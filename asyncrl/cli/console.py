@@ -35,7 +35,7 @@ class Console(ProgressBar):
     def on_start(self, run: Run) -> None:
         super().on_start(run)
         if not run.config.quiet:
-            self.on_message(run, f"run {run.folder}")
+            self.on_message(run, f"run {shown_path(run.folder)}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
         super().on_end(run, summary)
@@ -83,10 +83,10 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
 def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder) -> None:
     """Prints the failure and the command that resumes the run on standard error."""
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
-    print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
+    print(f"error: {failure.summary} (logs: {shown_path(folder.logs)})", file=sys.stderr)
     if (newest := latest(checkpoints_of(folder.path))) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, folder.path.name))
-        print(f"The last checkpoint is {newest}. To resume from it: {command}", file=sys.stderr)
+        print(f"The last checkpoint is {shown_path(newest)}. To resume from it: {command}", file=sys.stderr)
 
 
 def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:

@@ -45,8 +45,8 @@ class SharedFolder:
         """
         assert config.experiment is not None
         self.name = config.experiment
-        self._path = path
-        self._own = path / f"{self.name}.npz"
+        self._path = path.absolute()  # an environment may change the working directory
+        self._own = self._path / f"{self.name}.npz"
         where = run_path(config.train_dir, config.experiment).resolve()
         self._about: dict[str, Any] = {"run": f"{socket.gethostname()}:{where}", "env": config.env_id}
         self._about["algo"] = config.algo

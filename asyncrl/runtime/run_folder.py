@@ -131,7 +131,7 @@ class RunFolder:
                 f"Cannot use {path} as the run's folder: {error.strerror or error}. "
                 "Choose another --train_dir or --experiment."
             ) from error
-        return cls(path, lock)
+        return cls(path.absolute(), lock)  # an environment may change the working directory
 
     @classmethod
     def open(cls, train_dir: str, experiment: str) -> RunFolder:

@@ -331,6 +331,26 @@ def test_an_observer_that_calls_exit_ends_the_run_as_any_other(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_everything_is_in_the_runs_folder_wherever_an_environment_goes(
+    tmp_path: Path, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def make_there() -> gymnasium.Env[Any, Any]:
+        os.chdir(elsewhere)
+        return gymnasium.make("CartPole-v1")
+
+    settings = {"experiment": "run", "eval_every_env_steps": 500, "eval_episodes": 1}
+    result = train(Path("runs"), env=make_there, **mode, **settings)
+    assert result.folder == tmp_path / "runs" / "run"
+    assert result.policy("best").act(np.zeros(4)) in (0, 1) and result.policy().act(np.zeros(4)) in (0, 1)
+    assert result.summary.eval_mean_reward is not None
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_an_evaluation_is_made_when_it_is_asked_for(tmp_path: Path, mode: dict[str, Any]) -> None:
     noting = Noting(record=once(lambda run, _: run.evaluate()), evaluation=lambda run, _: run.stop())
     result = train(tmp_path, noting, **mode, train_for_env_steps=10**8, eval_episodes=3)
