@@ -60,7 +60,8 @@ class _Options(BaseModel):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
-    0 all runs are finished, 1 some failed, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+    0 all runs are finished, 1 some failed, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 129
+    by SIGHUP.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     flags = option_flags(_Options)

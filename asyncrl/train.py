@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
     0 done, 1 failed, 2 mistake of the user, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143
-    stopped by SIGTERM.
+    stopped by SIGTERM, 129 by SIGHUP.
     """
     refuse_to_run_while_imported()
     # Imports have taken about their processor time. The age of the process would include the time before it became

@@ -76,7 +76,7 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         }
     try:
         print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
-    except BrokenPipeError:  # the exit code is that of the run, also if its output has no reader
+    except OSError:  # the exit code is that of the run, also if its output has no reader or its terminal is gone
         drop_output()
 
 

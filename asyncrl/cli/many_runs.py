@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,34 +10,47 @@ from collections.abc import Callable
 from types import FrameType
 
 from asyncrl.config.errors import UsageError
+from asyncrl.runtime.signals import STOPPING
 
 
-class _Terminated(KeyboardInterrupt):
-    """The process received SIGTERM, which stops runs as Ctrl-C does."""
+class _Stopped(KeyboardInterrupt):
+    """The process received one of the signals that stop runs."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
 
 
 def run_many(work: Callable[[], int], if_stopped: str) -> int:
-    """Does the work of a command and returns its exit code: 2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM.
+    """Does the work of a command and returns its exit code.
+
+    2 for a user's mistake, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, which is left alone under nohup.
 
     Args:
         work: starts runs, and stops them by itself when KeyboardInterrupt is raised.
         if_stopped: said after a stop.
     """
-    previous = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [number for number in STOPPING if not (number == signal.SIGHUP and is_nohup)]
+    previous = {number: signal.signal(number, _stop) for number in numbers}
     try:
         return work()
     except UsageError as error:
         print(*(f"error: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print(if_stopped, file=sys.stderr)
-        return 143 if isinstance(stop, _Terminated) else 130
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(if_stopped, file=sys.stderr, flush=True)
+        return stop.exit_code if isinstance(stop, _Stopped) else 130
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)  # a terminal that is closed may send it several times
     # The handler may have interrupted a print, so it does not use Python's buffers.
-    os.write(2, b"\nstopping all runs, which save first; Ctrl-C again kills them\n")
-    raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    with contextlib.suppress(OSError):
+        os.write(2, b"\nstopping all runs, which save first; Ctrl-C again kills them\n")
+    raise _Stopped(number)

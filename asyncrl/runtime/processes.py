@@ -36,6 +36,7 @@ from asyncrl.monitoring.reports import Report
 from asyncrl.runtime.lifeline import end_with
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, NO_MAIN_GUARD
 from asyncrl.runtime.reporting import ReportChannel
+from asyncrl.runtime.signals import STOPPING
 
 EXIT_FAILED_TOO_OFTEN = 3
 """Exit code when processes or environments have failed as often as the settings allow."""
@@ -126,8 +127,8 @@ def start_loading_modules(context: BaseContext) -> None:
         return
     before = _fork_server_pid()
     resource_tracker.ensure_running()  # started by the fork server, it would unblock Ctrl-C
-    # The server ignores Ctrl-C only when all is loaded, and SIGTERM never.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    # The server ignores Ctrl-C only when all is loaded, and SIGTERM and SIGHUP never.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -373,9 +374,10 @@ def explain(name: str, error: BaseException) -> RunFailed:
 def _child_main(
     name: str, log_path: Path, messages: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     _leave_sigterm_to_the_runner()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # for what the environment starts
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # for what the environment starts
     if (runner := multiprocessing.parent_process()) is not None:
         end_with(runner.sentinel)
     # It is a daemon, which ends with the runner; its environments may start processes all the same.

@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM: the first lets the run finish and save, the second ends it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first lets the run finish and save, a second one ends it at once."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -10,9 +11,12 @@ import time
 from types import FrameType
 from typing import Any
 
-_SAME_REQUEST_S = {signal.SIGTERM: 1.0, signal.SIGINT: 0.1}
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that ask a run to stop. The last says that the terminal or the connection to it is gone."""
+
+_SAME_REQUEST_S = {signal.SIGTERM: 1.0, signal.SIGINT: 0.1, signal.SIGHUP: math.inf}
 """A program that started this one may send its signal twice, as `timeout` does to the program and to its process group:
-that is one request. Nobody presses Ctrl-C twice in a tenth of a second."""
+that is one request. Nobody presses Ctrl-C twice in a tenth of a second, and no user asks by SIGHUP."""
 
 _ANSWER = (
     "stopping after the current update, then saving.\n"
@@ -48,7 +52,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        """128 plus the number of the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
+        """128 plus the number of the first signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP; 0 without one."""
         return 128 + self._received[0] if self._received else 0
 
     @property
@@ -70,7 +74,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         is_main = threading.current_thread() is threading.main_thread()
-        for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
+        for number in STOPPING if is_main else ():
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+                continue
             self._previous[number] = signal.signal(number, self._receive)
         return self
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shlex
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from unittest import mock
 
 import psutil
 import pytest
-from command import PROBE, TESTS, Command
+from command import PROBE, TESTS, Command, wait_until
 
 import asyncrl
 from asyncrl import train
@@ -201,17 +203,49 @@ def test_a_script_without_a_main_guard_is_told_so_in_one_sentence(tmp_path: Path
     assert 'if __name__ == "__main__":' in line
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["runner", "all processes"])
-def test_sigterm_saves_too(start: Callable[..., Command], send: Callable[[int, int], None]) -> None:
+def test_sigterm_and_sighup_save_too(
+    start: Callable[..., Command], send: Callable[[int, int], None], number: signal.Signals
+) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", "--async_rl=False", *PROBE)
     training.wait_until_trained()
-    send(training.process.pid, signal.SIGTERM)
+    send(training.process.pid, number)
     code, _, stderr = training.finish()
-    assert code == 143
-    assert "Traceback" not in stderr
+    assert code == 128 + number
+    assert stderr.splitlines()[-2:] == [
+        f"{number.name}: stopping after the current update, then saving.",
+        "Ctrl-C again stops now and loses what was trained since the last checkpoint.",
+    ]
     saved = training.checkpoint()
     assert saved is not None
     assert checkpoint.load(saved).model
+
+
+def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    process_id, terminal = pty.fork()
+    if process_id == 0:
+        os.chdir(tmp_path)
+        os.environ.update(TERM="xterm", PYTHONPATH=str(Path(asyncrl.__file__).parents[1]))
+        flags = ("--env=CartPole-v1", "--train_dir=runs", "--experiment=run", *PROBE)
+        os.execv(sys.executable, [sys.executable, "-m", "asyncrl.train", *flags])
+    metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
+
+    def has_trained() -> bool:
+        if select.select([terminal], [], [], 0.0)[0]:  # what nobody reads would hold up the run
+            os.read(terminal, 65536)
+        return metrics.exists() and "train/loss" in metrics.read_text()
+
+    try:
+        wait_until(has_trained, 100.0, "training is reported")
+    finally:
+        os.close(terminal)
+        _, status = os.waitpid(process_id, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    folder = metrics.parent
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    saved = checkpoint.latest(folder / "checkpoints")
+    assert saved is not None and checkpoint.load(saved).model
 
 
 def test_ctrl_c_twice_stops_in_the_middle_of_an_update(start: Callable[..., Command], tmp_path: Path) -> None:

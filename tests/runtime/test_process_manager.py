@@ -23,6 +23,7 @@ from signal_slot.signal_slot import EventLoop
 
 from asyncrl.runtime import processes
 from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, allow_descriptors, describe_exit
+from asyncrl.runtime.signals import STOPPING
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -113,7 +114,7 @@ def test_a_killed_child_is_described_and_the_others_live_on(manager: ProcessMana
     assert manager.end(timeout_s=0.0) == ["other"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_signals_that_ask_for_an_end_are_the_runners_business(manager: ProcessManager, number: int) -> None:
     manager.start("busy", child_targets.report_for_ever, 0)
     reports_of(manager, 1)

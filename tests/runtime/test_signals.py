@@ -10,10 +10,10 @@ from unittest import mock
 
 import pytest
 
-from asyncrl.runtime.signals import StopAtOnce, StopSignals
+from asyncrl.runtime.signals import STOPPING, StopAtOnce, StopSignals
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_once_is_a_request_and_twice_an_order(
     number: signal.Signals, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +30,7 @@ def test_once_is_a_request_and_twice_an_order(
         assert raised.value.exit_code == stop.exit_code == exit_code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_a_signal_to_the_program_and_to_its_group_is_one_request(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +39,30 @@ def test_a_signal_to_the_program_and_to_its_group_is_one_request(
         for _ in range(2):
             signal.raise_signal(number)
         assert stop.check()
+
+
+def test_a_terminal_that_closes_is_one_request_however_often_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with StopSignals(is_silent=True) as stop:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGHUP)
+            now += 60.0
+            assert stop.check()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(StopAtOnce):
+            stop.check()
+
+
+def test_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.check()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_first_request_is_answered_at_once(
@@ -70,14 +94,14 @@ def test_a_request_is_taken_though_nobody_can_be_told(monkeypatch: pytest.Monkey
 
 
 def test_afterwards_signals_mean_what_they_meant_before() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in STOPPING]
     with pytest.raises(ZeroDivisionError), StopSignals():
         raise ZeroDivisionError
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in STOPPING] == before
 
 
 def test_a_handler_that_was_not_set_from_python_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in STOPPING]
     install = signal.signal
 
     def install_over_c(number: int, handler: object) -> None:
@@ -87,10 +111,10 @@ def test_a_handler_that_was_not_set_from_python_is_left_behind(monkeypatch: pyte
         patch.setattr(signal, "signal", install_over_c)
         stop = StopSignals()
         stop.__enter__()
-    ours = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    ours = [signal.getsignal(number) for number in STOPPING]
     stop.__exit__(None, None, None)
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == ours != before
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+    assert [signal.getsignal(number) for number in STOPPING] == ours != before
+    for number, handler in zip(STOPPING, before, strict=True):
         signal.signal(number, handler)
 
 

@@ -1,0 +1,42 @@
+"""Signals to the commands that start many runs."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from asyncrl.cli.many_runs import run_many
+from asyncrl.runtime.signals import STOPPING
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_stops_the_work_and_is_the_exit_code(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = [signal.getsignal(each) for each in STOPPING]
+    closed = []
+
+    def work() -> int:
+        try:
+            signal.raise_signal(number)
+            time.sleep(60.0)
+            return 0
+        finally:
+            if number == signal.SIGHUP:
+                signal.raise_signal(number)  # a terminal that is closed sends it again
+            closed.append("runs")
+
+    assert run_many(work, "Stopped.") == 128 + number
+    assert closed == ["runs"]
+    assert capfd.readouterr().err.splitlines()[-1] == "Stopped."
+    assert [signal.getsignal(each) for each in STOPPING] == before
+
+
+def test_under_nohup_the_work_goes_on() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_many(lambda: signal.raise_signal(signal.SIGHUP) or 0, "Stopped.") == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
