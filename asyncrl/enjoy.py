@@ -17,6 +17,7 @@ from pydantic import BaseModel, Json, NonNegativeInt, PositiveInt
 import asyncrl.runtime.one_blas_thread  # noqa: F401
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, separate_words, split_flags
+from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 from asyncrl.runtime.reader import run_for_a_reader
@@ -44,7 +45,7 @@ class _Options(BaseModel):
     train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
     checkpoint: str = option("newest", "newest or best of the run, or a checkpoint's name in it [default newest]")
     policy: NonNegativeInt = option(0, "which of several policies [default 0]")
-    video: Path | None = option(
+    video: GivenPath | None = option(
         None, "file to write all episodes to, in place of a window [default enjoy.mp4, without a screen]"
     )
     episodes: PositiveInt | None = option(None, "number of episodes [default 3; of matches, one for each pairing]")

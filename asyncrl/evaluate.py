@@ -21,6 +21,7 @@ from pydantic import BaseModel, Json, NonNegativeInt, PositiveInt
 import asyncrl.runtime.one_blas_thread  # noqa: F401
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 from asyncrl.runtime.reader import run_for_a_reader
@@ -70,12 +71,12 @@ class _Options(BaseModel):
         "paths, other runs, or all, which are all checkpoints of the run. The result is a table with the mean "
         "difference of each from the first policy, by pairs of episodes",
     )
-    episodes_csv: Path | None = option(
+    episodes_csv: GivenPath | None = option(
         None,
         "file to write every episode to, in the format of Stable-Baselines3's Monitor, whose reader finds names that "
         "end in monitor.csv",
     )
-    video: Path | None = option(None, "folder to record the episodes into as videos; needs imageio-ffmpeg")
+    video: GivenPath | None = option(None, "folder to record the episodes into as videos; needs imageio-ffmpeg")
     render: bool = option(False, "show the episodes in a window, one after the other")
     opponents: str | None = option(
         None,

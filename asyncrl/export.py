@@ -17,6 +17,7 @@ from pydantic import BaseModel, NonNegativeInt
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 from asyncrl.runtime.reader import run_for_a_reader
@@ -41,7 +42,9 @@ class _Options(BaseModel):
     format: Literal["onnx", "torch_export", "torchscript"] = option(
         "onnx", "onnx (needs the extra export), torch_export or torchscript [default onnx]"
     )
-    out: Path | None = option(None, "the file [default policy.onnx, policy.pt2 or policy.pt in the working directory]")
+    out: GivenPath | None = option(
+        None, "the file [default policy.onnx, policy.pt2 or policy.pt in the working directory]"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from asyncrl.cli.board import Board, Row
 from asyncrl.cli.many_runs import run_many
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.value_types import GivenPath
 from asyncrl.experiments.grid import read_grid
 from asyncrl.experiments.job_files import FILE_NAMES, Format, job_file
 from asyncrl.experiments.launch import IfChanged, Launch, LaunchedRun
@@ -47,12 +48,12 @@ class _Options(BaseModel):
         "what to do with runs that were made with other settings: refuse to start; repeat them, and keep the old ones "
         "as NAME_old; or resume them with the new settings [default refuse]",
     )
-    train_dir: Path | None = option(None, "folder of all runs [default: that of the file, or train_dir/FILE]")
+    train_dir: GivenPath | None = option(None, "folder of all runs [default: that of the file, or train_dir/FILE]")
     table: bool = option(False, "show the table of what was made and start nothing")
     write: Format | None = option(
         None, "write a job file for this kind of cluster, with one task for each run, and start nothing"
     )
-    out: Path | None = option(
+    out: GivenPath | None = option(
         None, "with --write: the file, which is replaced if it exists [default a new launch.sbatch or launch.yaml]"
     )
 

@@ -23,6 +23,7 @@ import asyncrl.runtime.one_blas_thread
 from asyncrl.analysis.model_card import format_card
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime import hub
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoint_folders, find_checkpoint_of, find_run
@@ -47,11 +48,13 @@ class _Options(BaseModel):
         "[default best if the run has one, else newest]",
     )
     episodes: NonNegativeInt = option(20, "episodes to play for the return on the page, 0 for none [default 20]")
-    video: Path | None = option(None, "video to show on the page, .mp4 [default the newest in the run's folder videos]")
+    video: GivenPath | None = option(
+        None, "video to show on the page, .mp4 [default the newest in the run's folder videos]"
+    )
     license: str | None = option(None, "licence in the page's metadata, such as mit [default none]")
     private: bool = option(False, "make a new repository private")
     revision: str | None = option(None, "branch to upload to, which must exist [default main]")
-    out: Path | None = option(None, "write the files to this new folder and upload nothing")
+    out: GivenPath | None = option(None, "write the files to this new folder and upload nothing")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

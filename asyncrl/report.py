@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, separate_words, split_flags
+from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime.reader import run_for_a_reader
 
 _DESCRIPTION = (
@@ -29,7 +30,7 @@ _EXAMPLES = (
 
 class _Options(BaseModel):
     runs: tuple[Path, ...]
-    out: Path | None = option(None, "file to write [default report.html in the folder of the first run]")
+    out: GivenPath | None = option(None, "file to write [default report.html in the folder of the first run]")
     title: str | None = option(None, "title of the page [default environments and algorithms]")
 
 

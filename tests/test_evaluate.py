@@ -59,13 +59,17 @@ def test_the_last_line_is_the_result_of_the_newest_checkpoint(trained, capsys):
     assert result["ci95"][0] < result["mean_reward"] < result["ci95"][1]
 
 
-def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys):
+def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys, monkeypatch):
     path = trained.checkpoints / "checkpoint_000000000100"
     code, out, _ = call(capsys, f"--checkpoint={path}", "--episodes=5", "--json", "--deterministic", "--num_envs=2")
     assert code == 0
     result = json.loads(out.splitlines()[-1])
     assert result["env_steps"] == 100
     assert result["mean_reward"] < 11
+    monkeypatch.setenv("HOME", str(trained.path.parent))
+    named = (f"--train_dir={trained.path.parent}", "--experiment=run", "--checkpoint=~/run/checkpoints/" + path.name)
+    code, out, _ = call(capsys, *named, "--episodes=1", "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["env_steps"] == 100
 
 
 @pytest.mark.parametrize(

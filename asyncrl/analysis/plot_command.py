@@ -28,6 +28,7 @@ from asyncrl.config.flags import (
     separate_words,
     split_flags,
 )
+from asyncrl.config.value_types import GivenPath
 
 CommandName = Literal["trial", "compare", "speedup", "elo", "population"]
 Say = Callable[[str], None]
@@ -102,7 +103,7 @@ class Options(BaseModel):
         "a regular expression",
     )
     smooth: PositiveInt = option(1, "records in a moving average of each run's returns [default 1: none]")
-    out: Path | None = option(
+    out: GivenPath | None = option(
         None,
         "file to write, ending in .png, .pdf or .svg [default plots/COMMAND.png in the folder of each run, or of the "
         "first for the others]",

@@ -17,6 +17,7 @@ import yaml
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.value_types import expand_user
 
 SECTION_TITLES = {
     "run": "what to train",
@@ -174,6 +175,7 @@ def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> d
         UsageError: the file cannot be read, is no mapping, or has a key twice or a tag (`!name`), which would give a
             value another type than its text shows.
     """
+    path = expand_user(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

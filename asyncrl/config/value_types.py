@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -44,6 +45,11 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+def expand_user(path: Path) -> Path:
+    """The path with a home folder in place of `~`, which a shell leaves as it is in `--flag=~/file`."""
+    return Path(os.path.expanduser(path))
+
+
 def _as_text(given: Any) -> Any:
     return os.fspath(given) if isinstance(given, os.PathLike) else given
 
@@ -56,6 +62,8 @@ def _check_names_of_callbacks(given: Any) -> Any:
 
 
 Auto = Literal["auto"]
+GivenPath = Annotated[Path, AfterValidator(expand_user)]
+"""The path of a file or folder that a flag gives."""
 PathText = Annotated[str, BeforeValidator(_as_text)]
 """The path of a file or folder as text; it may be given as a `Path`."""
 CallbackNames = Annotated[list[str], BeforeValidator(_check_names_of_callbacks)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest_hint
+from asyncrl.config.value_types import expand_user
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime import hub
 from asyncrl.runtime.run_folder import MARKER, SELF_PLAY, RunFolder
@@ -127,7 +128,7 @@ def find_given_checkpoint(run: str | None, named: str, train_dir: str = TRAIN_DI
         UsageError: there is no such run, policy or checkpoint, or neither run nor path was given.
     """
     if named not in _WHICH:
-        if run is None or Path(named).exists():
+        if run is None or expand_user(Path(named)).exists():
             return find_checkpoint(named, train_dir=train_dir, policy_idx=policy_idx)
         return find_checkpoint_of(find_run(run, train_dir), named, policy_idx)
     if run is None:

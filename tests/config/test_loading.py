@@ -37,6 +37,13 @@ def test_each_layer_overrides_the_one_below_and_is_named_as_origin(tmp_path: Pat
     assert (loaded.config.seed, loaded.origins["seed"]) == (0, "default")
 
 
+def test_the_file_of_settings_may_be_in_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("gamma: 0.9\n")
+    loaded = load(["--env=Humanoid-v5", "--config=~/run.yaml"])
+    assert (loaded.config.gamma, loaded.origins["gamma"]) == (0.9, "file ~/run.yaml")
+
+
 def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("env: CartPole-v1\n")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import pytest
 from pydantic import BaseModel, PositiveInt
 
+from asyncrl import enjoy, evaluate, export, launch, push, report
+from asyncrl.analysis import plot_command
+from asyncrl.analysis.benchmark import options as benchmark
 from asyncrl.config.flags import option, option_flags, parse_options
+from asyncrl.config.value_types import GivenPath
 
 
 class Own(BaseModel):
@@ -15,7 +20,7 @@ class Own(BaseModel):
     prints_json: bool = option(False, "as JSON", flag="json")
     count: PositiveInt | None = option(3, "how many")
     names: tuple[Literal["a", "b"], ...] = option((), "which", "names, separated by commas")
-    out: Path | None = option(None, "where to")
+    out: GivenPath | None = option(None, "where to")
 
 
 def test_fields_with_a_description_are_flags_and_truth_values_are_switches() -> None:
@@ -43,3 +48,29 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
         "--count=0 is not possible: expected a whole number greater than 0.",
         "--names=c is not possible: expected names, separated by commas.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        (evaluate._Options, ("episodes_csv", "video")),
+        (enjoy._Options, ("video",)),
+        (export._Options, ("out",)),
+        (launch._Options, ("train_dir", "out")),
+        (push._Options, ("video", "out")),
+        (report._Options, ("out",)),
+        (plot_command.Options, ("out",)),
+        (benchmark.OwnOptions, ("output", "json", "config")),
+    ],
+)
+def test_a_path_may_begin_with_the_users_folder(
+    model: type[BaseModel], flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    needed: dict[str, Any] = {"run": "run", "runs": ["run"], "command": "trial"}
+    needed = {name: value for name, value in needed.items() if name in model.model_fields}
+    names = {field.alias or name: name for name, field in model.model_fields.items()}
+    for given, meant in (("~/new/file", "/home/me/new/file"), ("~nobody-here/file", "~nobody-here/file"), ("a", "a")):
+        options, problems = parse_options(model, {**needed, **dict.fromkeys(flags, given)})
+        assert problems == []
+        assert [getattr(options, names[flag]) for flag in flags] == [Path(meant)] * len(flags)

@@ -13,7 +13,7 @@ from asyncrl.analysis.benchmark.variants import Mode
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options, split_flags
 from asyncrl.config.settings import all_settings, read_mapping
-from asyncrl.config.value_types import NonNegativeFloat, PositiveFloat
+from asyncrl.config.value_types import GivenPath, NonNegativeFloat, PositiveFloat
 from asyncrl.runtime.locating import locate
 
 INSTEAD = {
@@ -45,10 +45,10 @@ class OwnOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    output: Path | None = option(
+    output: GivenPath | None = option(
         None, "folder for runs, results, report and plots; a benchmark that it holds is continued [default bench/ENV]"
     )
-    json_path: Path | None = option(None, "file to write all figures to, in addition to the report", flag="json")
+    json_path: GivenPath | None = option(None, "file to write all figures to, in addition to the report", flag="json")
     modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = option(
         ("sync", "async"),
         "list of what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; "
@@ -87,7 +87,7 @@ class OwnOptions(BaseModel):
     )
     record_steps: PositiveInt = option(1000, "steps of each environment to record for --from_run [default 1000]")
     episodes: NonNegativeInt = option(20, "evaluation episodes after each learning run; 0 for none [default 20]")
-    config: Path | None = option(None, "YAML file with settings of training")
+    config: GivenPath | None = option(None, "YAML file with settings of training")
     preset: str | None = option(None, "preset of training settings, or none")
 
     @property
