@@ -106,6 +106,10 @@ def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
         first_modules: modules that the server loads before all others.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is not None and getattr(main, "__spec__", None) is None and not os.path.exists(file):
+        del main.__file__  # of a script from standard input, which children can import no more than a notebook
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

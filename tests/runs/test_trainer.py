@@ -134,9 +134,12 @@ assert first.policy().act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
 """
 
 
-def test_a_notebook_trains_on_a_function_of_a_cell_and_again_and_prints_nothing(tmp_path: Path) -> None:
-    # As in a kernel, the cells are executed in a `__main__` that is no file which another process could import.
-    done = python("-c", "import sys; exec(sys.stdin.read())", cwd=tmp_path, stdin=NOTEBOOK)
+# As in a kernel, the cells are executed in a `__main__` that is no file which another process could import.
+@pytest.mark.parametrize("program", [("-c", "import sys; exec(sys.stdin.read())"), ("-",)], ids=["notebook", "stdin"])
+def test_a_notebook_trains_on_a_function_of_a_cell_and_again_and_prints_nothing(
+    tmp_path: Path, program: tuple[str, ...]
+) -> None:
+    done = python(*program, cwd=tmp_path, stdin=NOTEBOOK)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
