@@ -12,6 +12,23 @@ from asyncrl.monitoring.status import Status
 from asyncrl.observers.observer import Observer, Run
 
 
+class _OfOneRun(Observer):
+    """A callback whose state belongs to a run; a restart after the learner's death goes on with it."""
+
+    _run: Run | None = None
+
+    def on_start(self, run: Run) -> None:
+        """Forgets what was of another run, which the same object has watched before."""
+        before, self._run = self._run, run
+        if before is None or before is run:
+            return
+        if before.folder != run.folder or run.start.before is None:
+            self._reset()
+
+    def _reset(self) -> None:
+        """Begins anew."""
+
+
 class _EvaluationObserver(Observer):
     """A callback that needs evaluations."""
 
@@ -21,6 +38,7 @@ class _EvaluationObserver(Observer):
         Raises:
             UsageError: `eval_every_env_steps` is not set.
         """
+        super().on_start(run)
         if run.config.eval_every_env_steps is None:
             name = type(self).__name__
             raise UsageError(f"{name} needs evaluations during training: give eval_every_env_steps.")
@@ -41,7 +59,7 @@ class StopTrainingOnRewardThreshold(_EvaluationObserver):
             run.stop(f"the mean return {evaluation.mean_reward:,.1f} reaches {self.reward_threshold:g}")
 
 
-class StopTrainingOnNoModelImprovement(_EvaluationObserver):
+class StopTrainingOnNoModelImprovement(_EvaluationObserver, _OfOneRun):
     """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`.
 
     The evaluations of several policies are counted together; each has its own best return.
@@ -56,6 +74,9 @@ class StopTrainingOnNoModelImprovement(_EvaluationObserver):
         """
         self.max_no_improvement_evals = max_no_improvement_evals
         self.min_evals = min_evals
+        self._reset()
+
+    def _reset(self) -> None:
         self._num_evals = self._num_without = 0
         self._best: dict[int, float] = {}  # by the policy's number
 
@@ -97,7 +118,7 @@ class EveryNTimesteps(Observer):
             self.callback(run)
 
 
-class EnvironmentCurriculum(Observer):
+class EnvironmentCurriculum(_OfOneRun):
     """Leads the environments through stages of difficulty.
 
     A stage is a dict, which every environment with a method `set_training_info` gets. The next stage begins when the
@@ -124,12 +145,16 @@ class EnvironmentCurriculum(Observer):
             )
         self.stages = list(stages)
         self.thresholds = list(thresholds)
+        self._number = 0  # of the message with the current stage
+        self._reset()
+
+    def _reset(self) -> None:
         self.stage = 0
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
-        self._number = 0  # of the message with the current stage
 
     def on_start(self, run: Run) -> None:
         """Sends the first stage, or the current one if the learner's process died and the run restarts."""
+        super().on_start(run)
         self._number = run.set_training_info(self.stages[self.stage])
 
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:

@@ -22,8 +22,9 @@ import asyncrl
 from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
-from asyncrl.monitoring.reports import EvaluationReport
-from asyncrl.monitoring.summary import Summary
+from asyncrl.monitoring.reports import EpisodeRecord, EvaluationReport
+from asyncrl.monitoring.summary import ResumedTotals, Summary
+from asyncrl.observers.observer import StartPoint
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -480,6 +481,42 @@ def test_an_improvement_of_any_policy_counts_as_one() -> None:
         run.stop.assert_not_called()
     no_better.on_evaluation(run, EvaluationReport(0, 0, 2.0, None, 1.0, 1, 0.0, 1))
     run.stop.assert_called_once_with("no improvement in 2 evaluations; the best mean return is 5.0")
+
+
+def test_a_callback_object_begins_anew_with_another_run_and_goes_on_when_its_run_restarts(tmp_path: Path) -> None:
+    def start_in(name: str, start: StartPoint) -> asyncrl.Run:
+        run = asyncrl.Run([])
+        run.config, run.folder = TrainConfig(env="CartPole-v1", eval_every_env_steps=100), tmp_path / name
+        run.start = start
+        for each in (no_better, curriculum):
+            each.on_start(run)
+        return run
+
+    def evaluate_and_play(run: asyncrl.Run, mean_return: float, episode_return: float) -> None:
+        no_better.on_evaluation(run, EvaluationReport(0, 0, mean_return, None, 1.0, 1, 0.0))
+        for _ in range(100):
+            curriculum.on_episode(run, EpisodeRecord(episode_return, 1, training_info=99))
+
+    no_better = asyncrl.StopTrainingOnNoModelImprovement(max_no_improvement_evals=1)
+    curriculum = asyncrl.EnvironmentCurriculum([{"stage": idx} for idx in range(4)], thresholds=[1.0, 2.0, 3.0])
+    first = start_in("first", StartPoint())
+    evaluate_and_play(first, 5.0, 1.0)
+    evaluate_and_play(first, 4.0, 2.0)
+    for each in (no_better, curriculum):  # the learner has died before its first checkpoint
+        each.on_start(first)
+    assert curriculum.stage == 2 and not first.is_stopping
+    evaluate_and_play(first, 4.0, 0.0)
+    assert first.is_stopping
+    resumed = start_in("first", StartPoint(before=ResumedTotals(1000, 1.0)))
+    assert curriculum.stage == 2
+    evaluate_and_play(resumed, 4.0, 3.0)
+    assert resumed.is_stopping and curriculum.stage == 3
+    for name, start in (("second", StartPoint(before=ResumedTotals(1000, 1.0))), ("second", StartPoint())):
+        other = start_in(name, start)
+        assert curriculum.stage == 0
+        evaluate_and_play(other, 4.0, 1.0)
+        evaluate_and_play(other, 3.0, 0.0)
+        assert curriculum.stage == 1 and not other.is_stopping
 
 
 PACKAGE = """
