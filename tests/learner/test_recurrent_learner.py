@@ -97,6 +97,14 @@ def features_of(network: nn.Module, batch: Sequences, is_critic: bool) -> list[l
     return [stepped(network, batch, column, states[column]) for column in range(SIZE)]
 
 
+def noise_of(learner: Any, num_draws: int) -> Tensor:
+    """The noise of the learner's next update, `[draws, row, sequence, 1, continuous actions]`."""
+    generator = torch.Generator().set_state(learner._generator.get_state())
+    num_continuous = learner.model.parts.num_continuous
+    noise = torch.randn(num_draws * LENGTH * SIZE, num_continuous, generator=generator, dtype=torch.float64)
+    return noise.view(num_draws, LENGTH, SIZE, 1, num_continuous)
+
+
 def gradient_of(module: nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
 
@@ -104,16 +112,15 @@ def gradient_of(module: nn.Module) -> Tensor:
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 @pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
 def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, rnn_type: str) -> None:
-    learner = make(spec, rnn_type=rnn_type)
+    learner = make(spec, rnn_type=rnn_type, tau=0.25)
     (batch,) = draw(spec, 1, size=learner.model.rnn_state_size)
+    learner.target_critic.mlp.head_bias.add_(1.0)
+    before = learner.state_dict().optimizer
     actor, critic, target_critic = (
         copy.deepcopy(each) for each in (learner.model, learner.critic, learner.target_critic)
     )
-    generator = torch.Generator().set_state(learner._generator.get_state())
     parts, alpha = learner._parts, torch.tensor(0.2, dtype=torch.float64)
-    noise = torch.randn(2 * LENGTH * SIZE, parts.num_continuous, generator=generator, dtype=torch.float64)
-    noise = noise.view(2, LENGTH, SIZE, 1, parts.num_continuous)
-    samples = samples_of(batch)
+    noise, samples = noise_of(learner, 2), samples_of(batch)
     of_actor, of_critic = features_of(actor, batch, False), features_of(critic, batch, True)
     of_target = features_of(target_critic, batch, True)
 
@@ -138,6 +145,8 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
     assert metrics.critic_loss == pytest.approx(loss.item(), rel=1e-9)
     moments = learner.state_dict().optimizer
     torch.testing.assert_close(moments["critic.exp_avg.0"], 0.1 * gradient_of(critic))
+    followed = before["target_critic"].lerp(moments["critic.value.0"], 0.25)
+    torch.testing.assert_close(moments["target_critic"], followed)
     # The policy is trained with the critics after their step.
     of_critic = features_of(learner.critic, batch, True)
     cost = torch.zeros(()).double()
@@ -151,19 +160,23 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
 
 
 def test_an_update_of_td3_is_that_of_networks_stepped_row_by_row() -> None:
-    learner = make(algo="td3")
+    learner = make(algo="td3", tau=0.25)
     (batch,) = draw(BOX, 1, size=learner.model.rnn_state_size)
-    actor, critic = copy.deepcopy(learner.model), copy.deepcopy(learner.critic)
-    generator = torch.Generator().set_state(learner._generator.get_state())
-    noise = torch.randn(LENGTH * SIZE, 2, generator=generator, dtype=torch.float64).view(LENGTH, SIZE, 1, 2)
-    samples = samples_of(batch)
-    of_actor, of_critic = features_of(actor, batch, False), features_of(critic, batch, True)
+    learner.target_critic.mlp.head_bias.add_(1.0)
+    learner.target_actor.mlp.head_bias.add_(0.5)
+    before = learner.state_dict().optimizer
+    actor, target_actor = copy.deepcopy(learner.model), copy.deepcopy(learner.target_actor)
+    critic, target_critic = copy.deepcopy(learner.critic), copy.deepcopy(learner.target_critic)
+    (noise,), samples = noise_of(learner, 1), samples_of(batch)
+    of_actor, of_target_actor = features_of(actor, batch, False), features_of(target_actor, batch, False)
+    of_critic, of_target_critic = features_of(critic, batch, True), features_of(target_critic, batch, True)
     loss = torch.zeros(()).double()
     for column, row in samples:
         with torch.no_grad():
             smoothing = (noise[row, column] * 0.2).clamp(-0.5, 0.5)
-            next_action = (actor.mlp(of_actor[column][row + 1])[0].tanh() + smoothing).clamp(-1.0, 1.0)
-            next_value = critic.combine(of_critic[column][row + 1], next_action).amin(0)
+            next_output = target_actor.mlp(of_target_actor[column][row + 1])[0]
+            next_action = (next_output.tanh() + smoothing).clamp(-1.0, 1.0)
+            next_value = target_critic.combine(of_target_critic[column][row + 1], next_action).amin(0)
             target = batch.reward[column, row] + batch.discount[column, row] * next_value
         values = critic.combine(of_critic[column][row], batch.action[column, row : row + 1].tanh())
         loss = loss + 0.5 * (values - target).square().sum() / len(samples)
@@ -172,6 +185,8 @@ def test_an_update_of_td3_is_that_of_networks_stepped_row_by_row() -> None:
     assert metrics.critic_loss == pytest.approx(loss.item(), rel=1e-9)
     moments = learner.state_dict().optimizer
     torch.testing.assert_close(moments["critic.exp_avg.0"], 0.1 * gradient_of(critic))
+    for name, trained in (("target_critic", "critic.value.0"), ("target_actor", "actor.value.0")):
+        torch.testing.assert_close(moments[name], before[name].lerp(moments[trained], 0.25))
     of_critic, cost = features_of(learner.critic, batch, True), torch.zeros(()).double()
     for column, row in samples:
         action = actor.mlp(of_actor[column][row])[0].tanh()
