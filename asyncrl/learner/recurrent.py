@@ -137,7 +137,7 @@ class RecurrentSacLearner(_SequenceLearner, SacLearner):
             self._actor.flat.zero_grad()
             loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
         entropy = -rows.mean((log_prob + expected(log_probs, log_probs)).detach())
-        return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, rows.trained_obs)
+        return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, rows.trained_obs, rows.mean)
 
 
 class RecurrentTd3Learner(_SequenceLearner, Td3Learner):

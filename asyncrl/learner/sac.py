@@ -306,25 +306,40 @@ class SacLearner(ReplayLearner):
         self._target.follow(self._critic, self._config.tau)
         return figures
 
-    def _step_actor(self, loss: Tensor, entropy: Tensor, ent_coef: Tensor, obs: Inputs | None) -> Tensor:
-        """Takes a step of the policy down its gradient, and of the entropy coefficient; returns figures."""
+    def _step_actor(
+        self,
+        loss: Tensor,
+        entropy: Tensor,
+        ent_coef: Tensor,
+        obs: Inputs | None,
+        mean: Callable[[Tensor], Tensor] = torch.mean,
+    ) -> Tensor:
+        """Takes a step of the policy down its gradient, and of the entropy coefficient; returns figures.
+
+        Args:
+            loss: of the policy.
+            entropy: of the policy, a mean over samples.
+            ent_coef: scalar alpha.
+            obs: B observations with masks; None without masks.
+            mean: of numbers `[B]`, over those that are samples.
+        """
         ent_coef_loss = torch.zeros_like(loss)
         if self._config.ent_coef == "auto":
             target: Tensor | float | None = self._target_entropy
             if target is None:
                 assert obs is not None
-                target = self._target_of_dims + 0.5 * self._max_entropy_of_choices(obs)
+                target = self._target_of_dims + 0.5 * mean(self._max_entropy_of_choices(obs))
             adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
             self._ent_coef_gradient.copy_(adapting.gradient)
             ent_coef_loss = adapting.value
         return self._actor.step(self._rate, torch.stack((loss, ent_coef, ent_coef_loss, entropy)))
 
     def _max_entropy_of_choices(self, obs: Inputs) -> Tensor:
-        """The largest possible entropy of choices that masks allow, as a mean over observations."""
+        """The largest possible entropy `[B]` of choices that masks allow."""
         allowed = obs.floats[:, self.model.layout.num_features :] != 0
         counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
         counts = torch.where(counts > 0, counts, self._num_choices)  # a mask that forbids all is ignored
-        return counts.log().sum(1).mean()
+        return counts.log().sum(1)
 
 
 def expected(log_probs: Tensor, values: Tensor) -> Tensor:
