@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 from transitions import BOX, CHOICE, CPU
 
 from asyncrl.algorithms import sac
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.recurrent import RecurrentSacLearner, RecurrentTd3Learner
 from asyncrl.learner.sequence_sampler import Sequences
@@ -21,7 +24,14 @@ from asyncrl.models.encoders import Inputs
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.models.td3 import DeterministicActor
 
+MASKED = spec_of_spaces(
+    spaces.Dict({"action_mask": spaces.MultiBinary(4), "state": spaces.Box(-1.0, 1.0, (3,))}),
+    spaces.Discrete(4),
+    "Masked",
+    None,
+)
 SIZE, LENGTH, BURN_IN = 5, 4, 3
+SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE, MASKED], ids=["box", "choice", "masked"])
 Learner = RecurrentSacLearner | RecurrentTd3Learner
 
 
@@ -58,11 +68,14 @@ def draw(spec: EnvSpec, num: int, seed: int = 5, dtype: torch.dtype = torch.floa
         valid[0], terminated[0] = True, False  # one sequence without an end
         begins = torch.zeros(SIZE, num_rows + 1, dtype=torch.bool)
         begins[:, 1:] = terminated | ~valid
-        choice = torch.randint(4, (SIZE, LENGTH), generator=generator)
+        choice, obs = torch.randint(4, (SIZE, LENGTH), generator=generator), randn(SIZE, num_rows + 1, 3)
+        if spec is MASKED:
+            allowed = torch.rand(SIZE, num_rows + 1, 4, generator=generator) < 0.6
+            obs = torch.cat((obs, allowed.to(dtype)), dim=2)
         batches.append(
             Sequences(
-                obs=randn(SIZE, num_rows + 1, 3),
-                action=choice if spec is CHOICE else randn(SIZE, LENGTH, 2),
+                obs=obs,
+                action=randn(SIZE, LENGTH, 2) if spec is BOX else choice,
                 reward=randn(SIZE, LENGTH),
                 discount=0.9 * (~terminated[:, BURN_IN:]).to(dtype),
                 weight=valid[:, BURN_IN:].to(dtype),
@@ -105,11 +118,18 @@ def noise_of(learner: Any, num_draws: int) -> Tensor:
     return noise.view(num_draws, LENGTH, SIZE, 1, num_continuous)
 
 
+def acted(actor: SacActor, features: Tensor, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Continuous actions, their log-probability, and those of choices, from features of one row."""
+    parameters = actor.parameters_of(actor.mlp(features)[0], actor.mask_of(obs))
+    sample = sac.draw_squashed(actor.parts.gaussian_of(parameters), noise)
+    return sample.action, sample.log_prob, actor.parts.log_probs_of(parameters)
+
+
 def gradient_of(module: nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
 
 
-@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@SPECS
 @pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
 def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, rnn_type: str) -> None:
     learner = make(spec, rnn_type=rnn_type, tau=0.25)
@@ -123,16 +143,12 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
     noise, samples = noise_of(learner, 2), samples_of(batch)
     of_actor, of_critic = features_of(actor, batch, False), features_of(critic, batch, True)
     of_target = features_of(target_critic, batch, True)
-
-    def acted(column: int, row: int, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        parameters = actor.parameters_of(actor.mlp(of_actor[column][row])[0])
-        sample = sac.draw_squashed(parts.gaussian_of(parameters), own)
-        return sample.action, sample.log_prob, parts.log_probs_of(parameters)
-
+    trained_obs = batch.obs[:, BURN_IN:].unsqueeze(2)
     loss = torch.zeros(()).double()
     for column, row in samples:
         with torch.no_grad():
-            action, log_prob, log_probs = acted(column, row + 1, noise[1, row, column])
+            later = of_actor[column][row + 1], trained_obs[column, row + 1]
+            action, log_prob, log_probs = acted(actor, *later, noise[1, row, column])
             next_values = target_critic.combine(of_target[column][row + 1], action)
             next_value = sac.soft_value_of_parts(next_values, log_probs, log_prob, alpha)
             target = batch.reward[column, row] + batch.discount[column, row] * next_value
@@ -151,12 +167,48 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
     of_critic = features_of(learner.critic, batch, True)
     cost = torch.zeros(()).double()
     for column, row in samples:
-        action, log_prob, log_probs = acted(column, row, noise[0, row, column])
+        own = of_actor[column][row], trained_obs[column, row]
+        action, log_prob, log_probs = acted(actor, *own, noise[0, row, column])
         values = learner.critic.combine(of_critic[column][row].detach(), action)
         cost = cost - sac.soft_value_of_parts(values, log_probs, log_prob, alpha).sum() / len(samples)
     cost.backward(inputs=list(actor.parameters()))
     assert metrics.actor_loss == pytest.approx(cost.item(), rel=1e-9)
     torch.testing.assert_close(moments["actor.exp_avg.0"], 0.1 * gradient_of(actor))
+
+
+@SPECS
+def test_the_entropy_coefficient_is_adapted_by_the_entropy_of_the_samples(spec: EnvSpec) -> None:
+    """Of choices, half of the largest entropy that the samples' masks allow is wanted."""
+    learner = make(spec, ent_coef="auto", initial_ent_coef=0.2)
+    (batch,) = draw(spec, 1, size=learner.model.rnn_state_size)
+    assert not batch.weight.all()
+    actor, noise, samples = copy.deepcopy(learner.model), noise_of(learner, 2), samples_of(batch)
+    features, trained_obs = features_of(actor, batch, False), batch.obs[:, BURN_IN:].unsqueeze(2)
+    entropy, largest = 0.0, 0.0
+    for column, row in samples:
+        obs = trained_obs[column, row]
+        _, log_prob, log_probs = acted(actor, features[column][row], obs, noise[0, row, column])
+        entropy -= float((log_prob + (log_probs.exp() * log_probs).sum()).detach()) / len(samples)
+        num_allowed = int(obs[0, 3:].sum()) or 4  # a mask that forbids all is ignored
+        largest += math.log(num_allowed if spec is MASKED else 4) / len(samples)
+    metrics = learner.train([batch])
+    assert metrics.entropy == pytest.approx(entropy, rel=1e-9)
+    target = -2.0 if spec is BOX else 0.5 * largest
+    moment = float(learner.state_dict().optimizer["actor.exp_avg.1"])
+    assert moment == pytest.approx(0.1 * (entropy - target), rel=1e-6)
+
+
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_the_masks_of_an_unrolled_policy_are_those_of_its_own_rows(has_gradient: bool) -> None:
+    actor = make(MASKED).model
+    (batch,) = draw(MASKED, 1)
+    rows, begins, state, expected = batch.obs.transpose(0, 1), batch.begins.t(), batch.rnn_state, []
+    for row, has_begun in zip(rows, begins, strict=True):
+        parameters, state = actor.step(Inputs(row), state.masked_fill(has_begun.unsqueeze(1), 0.0))
+        expected.append(parameters)
+    with torch.set_grad_enabled(has_gradient):
+        found = actor.unroll(Inputs(rows.flatten(0, 1)), batch.rnn_state, begins, BURN_IN)
+    torch.testing.assert_close(found.detach(), torch.cat(expected[BURN_IN:]).detach())
 
 
 def test_an_update_of_td3_is_that_of_networks_stepped_row_by_row() -> None:
