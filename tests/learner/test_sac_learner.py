@@ -43,7 +43,9 @@ class Reference:
         self.targets = copy.deepcopy(self.critics)
         alpha = 1.0 if config.ent_coef == "auto" else config.ent_coef
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=config.ent_coef == "auto")
-        self.target_entropy = -2.0 if self.is_box else 0.5 * math.log(4)
+        self.target_entropy = 2.0 * config.target_entropy_per_dim if self.is_box else 0.5 * math.log(4)
+        if config.target_entropy != "auto":
+            self.target_entropy = config.target_entropy
         self.generator = torch.Generator().set_state(learner._generator.get_state())
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.AdamW(
@@ -131,6 +133,8 @@ class Reference:
         {"n_step": 3, "policy_delay": 2},
         {"critic_layer_norm": True, "tau": 0.3, "policy_initialization": "torch_default"},
         {"weight_decay": 0.3, "critic_mlp_layers": [12]},
+        {"target_entropy": 0.3},
+        {"target_entropy_per_dim": -0.5},
     ],
     ids=lambda settings: ",".join(settings) or "default",
 )

@@ -202,6 +202,23 @@ def test_forbidden_choices_are_never_taken_and_the_target_entropy_is_that_of_all
     assert 0.0 not in action[:, 1].tolist()
 
 
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [(PAIR, 0.5 * math.log(2 * 3)), (BOTH, -2.0 + 0.5 * math.log(3 * 2 * 2 * 2)), (MASKED, 0.5 * math.log(2 * 2))],
+    ids=["pair", "both", "masked"],
+)
+def test_the_wanted_entropy_is_minus_one_for_each_number_and_half_the_largest_of_choices(
+    spec: EnvSpec, target: float
+) -> None:
+    learner, batch = make(spec), batch_of(spec, 64)
+    if spec is MASKED:
+        batch.obs[:, 3:] = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    metrics = learner.train([batch])
+    assert metrics is not None
+    moment = float(learner.state_dict().optimizer["actor.exp_avg.1"])
+    assert moment == pytest.approx(0.1 * (metrics.entropy - target), abs=1e-6)
+
+
 def test_a_replay_is_filled_with_allowed_choices_and_actions_of_the_whole_range() -> None:
     distribution = make_distribution(MASKED.action, squash=True)
     rows = np.zeros((500, 8), np.float32)
