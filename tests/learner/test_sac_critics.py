@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,9 @@ from asyncrl.models.sizes import weights_block_size
 from asyncrl.models.stacked_mlp import StackedMlp
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+# Parts of different papers in one network, each with bins.
+UNIT_WEIGHTS: dict[str, Any] = {**critic_set("simba_v2"), "use_target_critics": False, "weight_decay": 0.1}
+RENORMALIZED: dict[str, Any] = {**critic_set("simba"), "batch_renorm": True, "value_bins": 11}
 
 
 def renorms(network: torch.nn.Module) -> list[BatchRenorm]:
@@ -90,11 +94,21 @@ def test_without_target_critics_both_observations_are_one_batch(spec: EnvSpec) -
 
 
 @SPECS
-def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec) -> None:
-    learner = make(spec, double=True, value_bins=7, value_limit=2.0, ent_coef=0.2, n_step=2)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, UNIT_WEIGHTS, RENORMALIZED, {**RENORMALIZED, "use_target_critics": False}],
+    ids=["perceptrons", "unit weights without targets", "renormalized", "renormalized without targets"],
+)
+def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    common = {"value_bins": 7, "value_limit": 2.0, "ent_coef": 0.2, "n_step": 2, "normalize_input": False}
+    learner = make(spec, double=True, **{**settings, **common})
     (batch,) = draw(spec, 1, dtype=torch.float64, n_step=2)
-    critic, target_critic, actor = copy.deepcopy(learner.critic), learner.target_critic, copy.deepcopy(learner.model)
-    assert target_critic is not None
+    if learner.target_critic is not None:
+        head_bias = learner.target_critic.mlp.head_bias
+        head_bias.add_(torch.linspace(-1.0, 1.0, head_bias.shape[1]))
+    critic, target_critic, actor = (
+        copy.deepcopy(each) for each in (learner.critic, learner.target_critic, learner.model)
+    )
     size, support = len(batch.reward), torch.linspace(-2.0, 2.0, 7).double()
     generator = torch.Generator().set_state(learner._generator.get_state())
     noise = torch.randn(3 * size, learner._parts.num_continuous, generator=generator, dtype=torch.float64)
@@ -105,7 +119,17 @@ def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec) -> N
             parameters = actor(obs)
             sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), own)
             entropy.append(-sample.log_prob if spec is BOX else -(parameters.exp() * parameters).sum(-1))
-        bins = target_critic.log_probs(Inputs(batch.next_obs), sample.action).exp()  # [2, B, N, 7]
+    numbers = learner._parts.continuous_of(batch.action).double()
+    for layer in renorms(critic):
+        layer.uses_batch = True
+    if target_critic is None:  # both observations are one batch
+        joint = Inputs(torch.cat((batch.obs, batch.next_obs)))
+        log_probs, next_log_probs = critic.log_probs(joint, torch.cat((numbers, sample.action))).split(size, dim=1)
+    else:
+        log_probs = critic.log_probs(Inputs(batch.obs), numbers)
+        next_log_probs = target_critic.log_probs(Inputs(batch.next_obs), sample.action)
+    with torch.no_grad():
+        bins = next_log_probs.exp()  # [2, B, N, 7]
         choices = torch.ones(size, 1).double() if spec is BOX else parameters.exp()
         for row in range(size):
             for choice in range(choices.shape[1]):
@@ -116,7 +140,6 @@ def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec) -> N
                     total = float(batch.reward[row] + between + after)
                     nearness = (1.0 - (support - min(max(total, -2.0), 2.0)).abs() / (support[1] - support[0])).clamp(0)
                     target[row] += choices[row, choice] * probability * nearness
-    log_probs = critic.log_probs(Inputs(batch.obs), learner._parts.continuous_of(batch.action).double())
     chosen = torch.zeros(size, dtype=torch.int64) if spec is BOX else batch.action
     taken = torch.stack([q[torch.arange(size), chosen] for q in log_probs])
     loss = -(target * taken).sum(-1).mean(-1).sum()
@@ -125,7 +148,7 @@ def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec) -> N
     # The bins are float32 numbers, so their distances are equal but for rounding.
     assert metrics.critic_loss == pytest.approx(float(loss.detach()), rel=1e-6)
     assert metrics.q_mean == pytest.approx(float((taken.detach().exp() @ support).mean()), rel=1e-6)
-    expected = torch.cat([p.grad.flatten() for p in critic.parameters()])
+    expected = torch.cat([(0 * p if p.grad is None else p.grad).flatten() for p in critic.parameters()])
     moment = learner.state_dict().optimizer["critic.exp_avg.0"]
     torch.testing.assert_close(moment, 0.1 * expected, rtol=1e-5, atol=1e-7)
 
@@ -237,12 +260,33 @@ def test_the_policy_acts_with_statistics_that_are_published() -> None:
     assert float(renorms(acting)[0].num_updates) == 5
 
 
-def test_all_blocks_work_together() -> None:
-    settings = {**critic_set("simba_v2"), "use_target_critics": False, "weight_decay": 0.1, "value_limit": 10.0}
-    learner = make(BOX, **settings)
-    assert learner.train(draw(BOX, 3)) is not None
-    settings = {**critic_set("simba"), "batch_renorm": True, "value_bins": 11}
-    assert make(CHOICE, **settings).train(draw(CHOICE, 3)) is not None
+@SPECS
+@pytest.mark.parametrize("settings", [UNIT_WEIGHTS, RENORMALIZED], ids=["unit weights", "renormalized"])
+def test_all_blocks_work_together(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    """Every parameter is trained, and what follows a step is done beside weight decay, bins and statistics."""
+    learner = make(spec, **{**settings, "tau": 0.25})
+    networks = learner.critic, learner.model
+    initial = copy.deepcopy(networks)
+    for batch in draw(spec, 3):
+        learner.observe(batch.obs)
+        before = learner.state_dict().optimizer
+        metrics = learner.train([batch])
+        assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+        after = learner.state_dict().optimizer
+        if learner.target_critic is not None:
+            followed = before["target_critic"].lerp(after["critic.value.0"], 0.25)
+            torch.testing.assert_close(after["target_critic"], followed)
+    assert learner.skipped_steps == 0
+    assert (learner.target_critic is None) == (settings is UNIT_WEIGHTS)
+    for network, old in zip(networks, initial, strict=True):
+        for (name, parameter), (_, other) in zip(network.named_parameters(), old.named_parameters(), strict=True):
+            assert not torch.equal(parameter, other), name
+        unit_layers = [layer for layer in network.modules() if isinstance(layer, UnitLinear)]
+        for layer in unit_layers:
+            lengths = layer.weight.detach().norm(dim=-1)
+            torch.testing.assert_close(lengths, torch.ones_like(lengths))
+        assert [float(layer.num_updates) for layer in renorms(network)] == [3.0] * len(renorms(network))
+        assert bool(unit_layers) == (settings is UNIT_WEIGHTS) and bool(renorms(network)) == (settings is RENORMALIZED)
 
 
 @CRITICS
