@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from linear_networks import networks_of_linear_layers
 from torch.nn.functional import smooth_l1_loss
 from transitions import BOX, CHOICE, CPU, draw, one_step
@@ -15,12 +16,20 @@ from transitions import BOX, CHOICE, CPU, draw, one_step
 from asyncrl.algorithms.dqn import double_target
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dqn import DqnLearner, exploration_rate
 from asyncrl.models.distributions import FORBIDDEN
 from asyncrl.models.dqn import QNetwork, best_choice, dueling_values, epsilon_greedy
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.runtime.processes import RunFailed
+
+MASKED = spec_of_spaces(
+    spaces.Dict({"action_mask": spaces.MultiBinary(3), "state": spaces.Box(-1.0, 1.0, (3,))}),
+    spaces.Discrete(3),
+    "Masked",
+    None,
+)
 
 
 def make(spec: EnvSpec = CHOICE, by: str = "passes", **settings: Any) -> DqnLearner:
@@ -33,7 +42,8 @@ def make(spec: EnvSpec = CHOICE, by: str = "passes", **settings: Any) -> DqnLear
     }
     config = TrainConfig(**{**defaults, **settings})
     learner = DqnLearner(QNetwork(spec, config), config, spec, CPU)
-    assert learner._update == learner._update_by_passes
+    has_passes = spec is not MASKED  # they know no masks
+    assert learner._update == (learner._update_by_passes if has_passes else learner._update_by_autograd)
     if by == "autograd":
         learner._update = learner._update_by_autograd
     return learner
@@ -67,6 +77,18 @@ def test_the_trained_network_chooses_and_the_target_network_says_what_it_is_wort
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
     found = double_target(reward, discount, values, target_values, mask)
     torch.testing.assert_close(found, torch.tensor([1.0 + 0.5 * 2.0, 1.0, 1.0 + 0.5 * 5.0]))
+
+
+def test_what_the_mask_of_the_next_observation_forbids_is_not_its_best_choice() -> None:
+    learner = make(MASKED, prioritized_replay=True)
+    with torch.no_grad():
+        for network in (learner.model, learner.target_model):
+            network.mlp.layers()[-1].weight.zero_()
+            network.mlp.head_bias.copy_(torch.tensor([0.0, 9.0, 1.0]))
+    obs, next_obs = torch.tensor([[0.0, 0.0, 0.0, 1.0, 1.0, 1.0]]), torch.tensor([[0.0, 0.0, 0.0, 1.0, 0.0, 1.0]])
+    learner.train([one_step(obs, torch.tensor([0]), torch.tensor([1.0]), next_obs, torch.tensor([0.5]))])
+    assert learner.td_errors is not None
+    assert learner.td_errors.tolist() == [[1.0 + 0.5 * 1.0]]
 
 
 def test_before_the_first_update_choices_are_as_random_as_the_schedule_says() -> None:
