@@ -10,6 +10,8 @@ import pytest
 import torch
 from run_helper import REPLAY_MODES, FinishedRun, assert_same_training, mean_return, run
 
+from asyncrl.learner.recurrent import RecurrentSacLearner
+from asyncrl.learner.sequence_sampler import Sequences
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 from asyncrl.runtime import checkpoint
@@ -86,6 +88,19 @@ def test_states_are_stored_as_the_policy_had_them_and_a_resumed_run_continues_wi
         **settings,
     )
     assert check_states(resumed) > 150
+
+
+def test_sequences_have_the_rows_that_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, shapes = RecurrentSacLearner.train, set()
+
+    def noting_train(learner: RecurrentSacLearner, batches: list[Sequences], env_steps_before: int) -> Any:
+        shapes.update((batch.reward.shape, batch.obs.shape[:2]) for batch in batches)
+        return train(learner, batches, env_steps_before)
+
+    monkeypatch.setattr(RecurrentSacLearner, "train", noting_train)
+    run(tmp_path, "serial", "CartPole-v1", **{**RECURRENT, "train_for_env_steps": 600})
+    # 16 sequences: of 8 rows to train on, after 4 of the burn-in and before the last next observation.
+    assert shapes == {((16, 8), (16, 4 + 8 + 1))}
 
 
 def test_a_recurrent_policy_recalls_what_was_shown(tmp_path: Path) -> None:
