@@ -364,8 +364,35 @@ def test_bfloat16_products_give_nearly_the_same_gradients(spec: EnvSpec, setting
 def test_precision_is_what_was_asked_for() -> None:
     assert matmul_dtype("float32", CPU) == torch.float32
     assert matmul_dtype("bf16", CPU) == torch.bfloat16
-    assert matmul_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("has_avx512", "has_amx", "expected"),
+    [
+        (True, False, torch.bfloat16),
+        (False, True, torch.bfloat16),
+        (False, False, torch.float32),
+        (None, None, torch.float32),  # a version of PyTorch that cannot tell
+    ],
+)
+def test_auto_is_bfloat16_where_the_processor_has_instructions_for_it(
+    has_avx512: bool | None, has_amx: bool | None, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in (("_is_avx512_bf16_supported", has_avx512), ("_is_amx_tile_supported", has_amx)):
+        if answer is None:
+            monkeypatch.delattr(torch.cpu, name, raising=False)
+        else:
+            monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
+    assert matmul_dtype("auto", CPU) == expected
     assert matmul_dtype("auto", torch.device("meta")) == torch.float32
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
+def test_auto_is_bfloat16_on_gpus_that_have_it(
+    capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert matmul_dtype("auto", torch.device("cuda")) == expected
 
 
 def test_a_fixed_entropy_coefficient_stays() -> None:
