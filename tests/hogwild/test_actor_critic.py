@@ -15,6 +15,7 @@ import torch
 from layouts import vector_observation
 from small_runs import BOX, CHOICE
 
+from asyncrl.algorithms.losses import gae
 from asyncrl.algorithms.ppo import ppo_loss
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import ReturnUnits, SharedMoments, SharedTensor
@@ -201,6 +202,28 @@ def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
     model = worker._learner.model
     torch.testing.assert_close(model.obs_mean, torch.tensor([3.0, -1.0]))
     torch.testing.assert_close(model.obs_std, torch.tensor([2.0, 3.0]), atol=1e-4, rtol=1e-4)
+    pair.close()
+
+
+@pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+def test_the_server_finds_the_returns_of_a_rollout_in_the_statistics_of_all(mode: str) -> None:
+    pair = Pair(hogwild_mode=mode)
+    worker, server, datasets = pair.workers[0], pair.server, []
+    collect = worker._batcher.collect
+
+    def noting_collect(columns: Any) -> Any:
+        datasets.append(copy.deepcopy(collect(columns)))  # the batcher takes its memory again
+        return datasets[-1]
+
+    worker._batcher.collect = noting_collect
+    worker.poll()
+    server._refresh()
+    (rollout,), config, moments = datasets, pair.setup.config, server._learner._return_moments
+    ends = rollout.terminated, rollout.truncated, rollout.valid
+    returns = gae(rollout.reward, rollout.value, *ends, config.gamma, config.gae_lambda).returns[rollout.valid].double()
+    assert moments.count == rollout.num_valid == len(returns) > 0
+    torch.testing.assert_close(moments.mean, returns.mean().view(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(moments.variance, returns.var(correction=0).view(1), rtol=1e-5, atol=1e-5)
     pair.close()
 
 
@@ -483,6 +506,33 @@ def test_combined_gradients_make_one_step_of_the_server_which_workers_pull() -> 
     pair.close()
 
 
+@pytest.mark.parametrize("settings", [{}, {"algo": "ppo", "batch_size": 12}], ids=["a2c", "ppo"])
+def test_the_server_clips_the_mean_of_whole_gradients_and_steps_at_the_rate_of_the_schedule(
+    settings: dict[str, Any],
+) -> None:
+    settings = {**settings, "max_grad_norm": 0.05, "lr_schedule": "linear_decay", "train_for_env_steps": 100}
+    pair = Pair(**settings, hogwild_mode="gradients", num_gradients_to_combine=2, normalize_returns=False)
+    places: Any = pair.server._places
+    expected = torch.from_numpy(pair.shared.value.copy())
+    gradient, rates = torch.zeros_like(expected), []
+    adam = FlatAdam([expected], [gradient], pair.setup.config)
+    for _ in range(2):
+        for worker in pair.workers:
+            worker.poll()
+        sent = torch.from_numpy(places.values[places.ready_places()])
+        assert len(sent) == 2
+        assert torch.linalg.vector_norm(sent, dim=1).min() > 0.06, "workers clip nothing"
+        gradient.copy_(sent.mean(0))
+        assert clip_gradient(gradient, 0.05) > 0.06, "the server has something to clip"
+        rates.append(0.01 * (1.0 - pair.server.env_steps / 100))
+        adam.step(rates[-1], torch.zeros(()))
+        pair.server.train_once(0.0)
+        np.testing.assert_allclose(pair.shared.value, expected.numpy(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(pair.shared.first, adam.exp_avgs[0].numpy(), rtol=1e-4, atol=1e-7)
+    assert 0.01 > rates[0] > rates[1] > 0.0
+    pair.close()
+
+
 PPO: dict[str, Any] = {"algo": "ppo", "num_epochs": 3, "batch_size": 12, "max_grad_norm": 0.0, "target_kl": None}
 
 
@@ -677,6 +727,7 @@ def test_an_update_of_sac_steps_along_the_mean_of_gradients_that_workers_have_se
     ent_coef: Any, precision: str
 ) -> None:
     settings = {**SAC, "learning_rate": 0.01, "precision": precision, "ent_coef": ent_coef, "tau": 0.3}
+    settings |= {"lr_schedule": "linear_decay", "train_for_env_steps": 1000}
     pair = Pair(**settings, policy_delay=2, max_grad_norm=0.05, hogwild_mode="gradients", num_gradients_to_combine=2)
     names = ("actor", "log_ent_coef", "critic")
     tensors = {name: SharedTensor(pair.setup.arena, name) for name in (*names, "target_critic")}
@@ -694,6 +745,8 @@ def test_an_update_of_sac_steps_along_the_mean_of_gradients_that_workers_have_se
     assert len(places.ready_places()) == 4, "each worker waits with two gradients under way"
     sent = places.values.copy()
     assert np.abs(sent).max() > 0.05
+    rate = 0.01 * (1.0 - pair.server.env_steps / 1000)
+    assert 0.001 < rate < 0.009
     sizes = np.cumsum([len(tensors[name].value) for name in names])[:-1]
     expected = {name: torch.from_numpy(initial[name].copy()) for name in names}
     target = torch.from_numpy(initial["target_critic"].copy())
@@ -709,7 +762,7 @@ def test_an_update_of_sac_steps_along_the_mean_of_gradients_that_workers_have_se
             if name != "log_ent_coef":
                 clip_gradient(gradients[name], 0.05)
             if name in adams:
-                adams[name].step(0.01, torch.zeros(()))
+                adams[name].step(rate, torch.zeros(()))
         target.lerp_(expected["critic"], 0.3)
         pair.server.train_once(0.0)
         for name, value in {**expected, "target_critic": target}.items():
@@ -738,6 +791,25 @@ def test_a_gradient_of_sac_that_is_not_finite_is_not_sent() -> None:
         assert worker.poll() == 0.0
     assert pair.server._places.ready_places() == []
     assert worker.report().skipped_steps >= 3
+    pair.close()
+
+
+@pytest.mark.parametrize("settings", [{}, SAC], ids=["a2c", "sac"])
+@pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, settings: dict[str, Any]) -> None:
+    pair = Pair(**settings, normalize_input=True, hogwild_mode=mode)
+    SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
+    pair.server._refresh()
+    pair.server._publish()
+    model, block = pair.server._learner.model, torch.empty(pair.server._learner.block_size)
+    WeightsChannel(pair.setup.arena).read(block.numpy(), 0)
+    found = [model.statistics, block[-len(model.statistics) :]]
+    if mode == "gradients" and not settings:  # its workers have no statistics but the published ones
+        worker: Any = pair.workers[0]
+        worker._learner.begin()
+        found.append(worker._learner.model.statistics)
+    for statistics in found:
+        torch.testing.assert_close(statistics[:4], torch.tensor([3.0, -1.0, 2.0, 3.0]), atol=1e-4, rtol=1e-4)
     pair.close()
 
 
