@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from child_targets import exchange_once
+from critic_sets import critic_set
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import FixedCall
@@ -31,7 +33,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import update_runner
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.optimizer import ParameterStore, RunningMoments
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, RunningMoments
 from asyncrl.learner.ranks import RankConsensus, Ranks, Turn
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner
@@ -39,6 +41,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.block_network import BatchRenorm
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.reports import PhaseTimer
@@ -301,25 +304,87 @@ def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: E
     assert expected.optimizer["log_ent_coef"].abs() > 1e-4, "the entropy coefficient was adapted"
 
 
+def learn_without_noise(algo: str, ranks: Ranks, **settings: Any) -> LearnerState:
+    """What TD3 or DQN learns from batches that the ranks share in equal parts."""
+    spec, size = SAC_BOX if algo == "td3" else SAC_CHOICE, 12 // ranks.num_ranks
+    given = {"encoder_mlp_layers": [16], "learning_rate": 0.01, "precision": "float32", **settings}
+    config = TrainConfig(algo=algo, target_policy_noise=0.0, **given)
+    with ONE_AT_A_TIME:
+        make = imported(config.algorithm.make_learner)
+        learner = make(make_acting_model(spec, config), config, spec, CPU, ParameterStore(ranks))
+    rows = slice(size * ranks.rank, size * ranks.rank + size)
+    own = [Transitions(*(each[rows] for each in batch)) for batch in draw(spec, num=6, size=12)]
+    learner.observe(torch.cat([batch.obs for batch in own]))
+    learner.train(own)
+    state: LearnerState = learner.state_dict()
+    return state
+
+
 @pytest.mark.parametrize("algo", ["td3", "dqn"])
 def test_learners_without_noise_do_the_same_on_two_ranks(algo: str) -> None:
-    spec = SAC_BOX if algo == "td3" else SAC_CHOICE
-    settings: dict[str, Any] = {"encoder_mlp_layers": [16], "learning_rate": 0.01, "precision": "float32"}
-    config = TrainConfig(algo=algo, target_policy_noise=0.0, **settings)
-
-    def learn(ranks: Ranks, first: int, last: int) -> LearnerState:
-        with ONE_AT_A_TIME:
-            make = imported(config.algorithm.make_learner)
-            learner = make(make_acting_model(spec, config), config, spec, CPU, ParameterStore(ranks))
-        own = [Transitions(*(each[first:last] for each in batch)) for batch in draw(spec, num=6, size=12)]
-        learner.observe(torch.cat([batch.obs for batch in own]))
-        learner.train(own)
-        state: LearnerState = learner.state_dict()
-        return state
-
-    expected = learn(Ranks(), 0, 12)
-    for state in together(2, lambda ranks: learn(ranks, 6 * ranks.rank, 6 * ranks.rank + 6)):
+    expected = learn_without_noise(algo, Ranks())
+    for state in together(2, lambda ranks: learn_without_noise(algo, ranks)):
         assert_same(state, expected)
+
+
+@pytest.mark.parametrize(
+    ("scale_lr", "of_two", "of_four"), [("none", 1.0, 1.0), ("linear", 2.0, 4.0), ("sqrt", math.sqrt(2.0), 2.0)]
+)
+def test_the_learning_rate_is_scaled_by_the_number_of_ranks(scale_lr: str, of_two: float, of_four: float) -> None:
+    settings: dict[str, Any] = {"lr_schedule": "linear_decay", "train_for_env_steps": 1000, "scale_lr": scale_lr}
+    config = TrainConfig(learning_rate=0.01, **settings)
+    rate = LearningRate(config, 4)
+    assert rate.value == pytest.approx(0.01 * of_four)
+    rate.start_dataset(500)
+    assert rate.value == pytest.approx(0.005 * of_four)
+    assert rate.of_one_rank == pytest.approx(0.005)
+    resumed = LearningRate(config, 2)
+    resumed.resume(rate.of_one_rank)
+    assert resumed.value == pytest.approx(0.005 * of_two)
+    rate.follow(config.model_copy(update={"learning_rate": 0.03}))
+    assert rate.value == pytest.approx(0.03 * of_four)
+
+
+def with_rate(state: LearnerState, learning_rate: float) -> LearnerState:
+    return dataclasses.replace(state, scalars={**state.scalars, "learning_rate": learning_rate})
+
+
+@pytest.mark.parametrize(("scale_lr", "factor"), [("linear", 2.0), ("sqrt", math.sqrt(2.0))])
+def test_two_ranks_with_a_scaled_learning_rate_learn_what_one_does_at_the_product(scale_lr: str, factor: float) -> None:
+    settings = {**PPO, "num_batches_per_epoch": 2}
+    scaled = {"learning_rate": 0.01 / factor, "scale_lr": scale_lr}
+    dataset = collect(BOX, settings, ends=False)
+    expected = train(on_policy(BOX, Ranks(), **settings), dataset, dataset)
+
+    def work(ranks: ThreadRanks) -> LearnerState:
+        own = columns(dataset, 8 * ranks.rank, 8 * ranks.rank + 8)
+        return train(on_policy(BOX, ranks, **{**settings, **scaled}), own, own)
+
+    for state in together(2, work):
+        assert_same(state, with_rate(expected, 0.01 / factor))
+    expected = learn_without_noise("dqn", Ranks())
+    for state in together(2, lambda ranks: learn_without_noise("dqn", ranks, **scaled)):
+        assert_same(state, with_rate(expected, 0.01 / factor))
+
+
+def test_statistics_of_batch_renormalization_move_towards_the_mean_over_ranks() -> None:
+    settings = {**critic_set("crossq"), "policy_delay": 1, "normalize_input": False, "precision": "float32"}
+    config = TrainConfig(**settings)
+    (drawn,) = draw(SAC_BOX, num=1)
+
+    def work(ranks: ThreadRanks) -> tuple[list[Tensor], LearnerState]:
+        with ONE_AT_A_TIME:
+            learner = SacLearner(SacActor(SAC_BOX, config), config, SAC_BOX, CPU, ParameterStore(ranks))
+        obs = torch.full_like(drawn.obs, 2.0 * ranks.rank)
+        learner.train([drawn._replace(obs=obs, next_obs=obs)])
+        networks = [learner.critic.modules(), learner.model.modules()]
+        of_inputs = [next(layer for layer in layers if isinstance(layer, BatchRenorm)) for layers in networks]
+        return [layer.running_mean.detach()[..., :3] for layer in of_inputs], learner.state_dict()
+
+    (means, first), (means_too, second) = together(2, work)
+    for mean in (*means, *means_too):
+        torch.testing.assert_close(mean, torch.full_like(mean, 0.01))  # a hundredth of the way from 0 to 1
+    assert_same(second, first)
 
 
 def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_finite() -> None:
