@@ -158,7 +158,7 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
         own = {field: given[flag] for flag, field in _OF_DEFINITION.items() if flag in given}
         space = saved.space
         if "space" in given:
-            space = read_mapping(find_space(options.space))
+            space = dict(read_mapping(find_space(options.space)))
             _leave_out(space, saved.flags)
         return dataclasses.replace(
             saved, space=space, objective=dataclasses.replace(saved.objective, **of_objective), **own
@@ -175,18 +175,19 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
         options.objective, math.inf if options.threshold is None else options.threshold, options.baseline
     )
     flags = _with_settings_of_file(texts, fixed)
-    given = _leave_out(content, flags)
-    if given:
+    fixed_by_flags = _leave_out(content, flags)
+    if fixed_by_flags:
         if not content["space"]:
-            raise UsageError(f"--{', --'.join(sorted(given))}: nothing is left in {path} to search.")
-        print(f"not searched, because given: {', '.join(sorted(given))}", flush=True)
+            raise UsageError(f"--{', --'.join(sorted(fixed_by_flags))}: nothing is left in {path} to search.")
+        print(f"not searched, because given: {', '.join(sorted(fixed_by_flags))}", flush=True)
     return Definition(flags, content, objective, options.sampler, options.pruner, options.search_seed)
 
 
 def _leave_out(content: dict[str, Any], flags: Sequence[str]) -> set[str]:
     """Takes the settings that `flags` give out of a search space's content; returns their names."""
-    given = {flag[2:].partition("=")[0] for flag in flags} & content["space"].keys()
-    content["space"] = {name: values for name, values in content["space"].items() if name not in given}
+    searched: dict[str, Any] = content["space"]
+    given = {flag[2:].partition("=")[0] for flag in flags} & searched.keys()
+    content["space"] = {name: values for name, values in searched.items() if name not in given}
     return given
 
 
