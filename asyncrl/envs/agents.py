@@ -299,7 +299,8 @@ def _listed_agents(env: gymnasium.Env[Any, Any], env_id: str) -> ListedAgents:
         if isinstance(inner, TimeLimit):
             raise UsageError(
                 f"{env_id}: max_episode_steps={inner._max_episode_steps} is for one agent. An environment that takes "
-                f"lists has to end its agents' episodes itself: register it without max_episode_steps. {_HAS_NUM_AGENTS}"
+                "lists has to end its agents' episodes itself: register it without max_episode_steps. "
+                f"{_HAS_NUM_AGENTS}"
             )
         if outermost is inner and isinstance(inner, (OrderEnforcing, PassiveEnvChecker)):
             outermost = inner.env
