@@ -285,7 +285,7 @@ def test_all_blocks_work_together(spec: EnvSpec, settings: dict[str, Any]) -> No
         for layer in unit_layers:
             lengths = layer.weight.detach().norm(dim=-1)
             torch.testing.assert_close(lengths, torch.ones_like(lengths))
-        assert [float(layer.num_updates) for layer in renorms(network)] == [3.0] * len(renorms(network))
+        assert [layer.num_updates.item() for layer in renorms(network)] == [3.0] * len(renorms(network))
         assert bool(unit_layers) == (settings is UNIT_WEIGHTS) and bool(renorms(network)) == (settings is RENORMALIZED)
 
 
