@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.models.array_policy import ArrayPolicy
+from asyncrl.models.block_network import BlockNetwork
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SAC_LOG_STD_RANGE, SacActor, TwinCritic, limit_log_std
@@ -142,6 +143,16 @@ def test_the_deviation_at_the_start_is_the_setting(std: float) -> None:
     actor = SacActor(BOX, TrainConfig(initial_stddev=std))
     log_std = actor(torch.randn(50, 5))[:, 3:]
     torch.testing.assert_close(log_std.exp(), torch.full_like(log_std, std), atol=0.0, rtol=0.1)
+
+
+@pytest.mark.parametrize("std", [0.018, 0.5])
+@pytest.mark.parametrize("kind", ["residual_blocks", "hyperspherical_weights", "batch_renorm"])
+def test_the_bias_of_blocks_alone_gives_the_deviation_of_the_setting(kind: str, std: float) -> None:
+    settings: dict[str, Any] = {kind: True}
+    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[8], initial_stddev=std, **settings))
+    assert isinstance(actor.mlp, BlockNetwork)
+    log_std = actor.parameters_of(actor.mlp.head_bias.detach())[0, 3:]
+    torch.testing.assert_close(log_std.exp(), torch.full_like(log_std, std), atol=0.0, rtol=1e-3)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
