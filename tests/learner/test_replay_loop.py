@@ -15,32 +15,45 @@ from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import replay_loop as trainer_module
+from asyncrl.learner.prioritized_sampler import PrioritizedSampler
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.reports import PhaseTimer, SacMetrics, SampleAges
 
 
 class Fakes:
-    """A trainer over fakes of all but the replay, which write down what is done to them."""
+    """A trainer over fakes of all but the replay, which write down what is done to them.
+
+    With `prioritized` the sampler is a real one.
+    """
 
     block_size, policy_version, due, achieved_ratio, skipped_steps = 4, 0, 0, 0.5, 0
     device, notice = torch.device("cpu"), None
+    td_errors: torch.Tensor | None = None
+    gamma, reward_divisor = 0.9, 1.0
+    divisor = 4.0
 
-    def __init__(self, threads: ThreadChoice | None = None, **settings: Any) -> None:
+    def __init__(self, threads: ThreadChoice | None = None, prioritized: bool = False, **settings: Any) -> None:
         self.log: list[Any] = []
         self.risen = True
         self.control = RunControl(Arena.create(control_specs()), num_workers=0)
         self._made_updates = 0
-        _, self.stripes = new_replay(1, 2, 100)
+        _, self.stripes = new_replay(1, 2, 100, is_prioritized=prioritized)
         self.writer = TaggedWriter(self.stripes, 0, seed=0, end_probability=0.0)
         self.worker, self.waited, self.ages = CountingWaker(), [], SampleAges()
         self.generator = torch.Generator().manual_seed(5)
         config = TrainConfig(algo="sac", batch_size=8, train_for_env_steps=100, **settings)
         waker = SimpleNamespace(wait=lambda timeout_s: self.waited.append(timeout_s))
+        self.sampler: Any = self
+        if prioritized:
+            powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
+            self.sampler = PrioritizedSampler(
+                self.stripes, *powers, n_step=1, gamma=0.9, reward_scale=1.0, reward_clip=None, seed=0
+            )
         self.trainer = ReplayLoop(
             self,
             self.stripes,
-            self,
+            self.sampler,
             self,
             self,
             waker,
@@ -50,6 +63,7 @@ class Fakes:
             PhaseTimer(),
             first_env_steps=7,
             threads=threads,
+            return_scale=self if config.normalize_rewards else None,
         )
 
     # the learner
@@ -69,10 +83,15 @@ class Fakes:
 
     # the sampler
     def sample(self, num_batches: int, batch_size: int) -> list[Any]:
+        self.divisor_of_draw = self.reward_divisor
         return [SimpleNamespace(obs=torch.zeros(batch_size, 4))] * num_batches
 
     def note_ages(self, policy_version: int) -> None:
         self.ages += SampleAges(1, 10.0, 1, float(policy_version))
+
+    # the scale of returns
+    def update(self, gamma: float, factor: float, clip: float | None) -> None:
+        self.log.append(("scale", gamma, factor, clip))
 
     # the limiter
     @property
@@ -139,6 +158,33 @@ def test_observations_are_taken_in_where_they_are_normalized() -> None:
     assert fakes.log[0] == ("observe", (16, 4))
 
 
+def test_rewards_are_divided_by_the_scale_of_the_newest_returns() -> None:
+    fakes = Fakes(normalize_rewards=True, normalize_input=False, reward_scale=0.5, reward_clip=3.0)
+    fakes.due, fakes.log = 1, []
+    fakes.trainer.train_once(0.0)
+    assert fakes.log[:2] == [("scale", 0.9, 0.5, 3.0), ("train", 1, 7)]
+    assert fakes.reward_divisor == fakes.divisor_of_draw == 4.0
+    plain = Fakes(normalize_rewards=False, reward_scale=0.5)
+    plain.due = 1
+    plain.trainer.train_once(0.0)
+    assert plain.divisor_of_draw == 1.0 and not any(entry[0] == "scale" for entry in plain.log)
+
+
+def test_weights_of_prioritized_replay_correct_the_draw_more_and_more_during_the_run() -> None:
+    fakes = Fakes(prioritized=True, normalize_input=False)
+    assert fakes.sampler.beta == 0.4
+    fakes.td_errors = torch.full((1, 8), 5.0)
+    for num_rows, env_steps in ((21, 49), (2, 53), (30, 113)):  # 7 steps were made before, and a row is 2
+        fakes.writer.write_rows(num_rows)
+        fakes.due = 1
+        fakes.trainer.train_once(0.0)
+        assert fakes.trainer.env_steps == env_steps
+        assert fakes.sampler.beta == pytest.approx(0.4 + 0.6 * min(env_steps / 100, 1.0))
+    assert fakes.sampler.max_priority == pytest.approx(5.0**0.6, rel=1e-5), (
+        "the errors of the updates are the priorities"
+    )
+
+
 def test_training_is_over_when_all_steps_are_collected_and_nothing_is_due() -> None:
     fakes = Fakes()
     fakes.writer.write_rows(46)
@@ -181,11 +227,10 @@ def test_the_replay_is_kept_only_if_asked() -> None:
 def test_learner_and_sampler_of_a_replay_take_them_before_the_next_updates() -> None:
     fakes = Fakes(normalize_input=False)
     fakes.set_hyperparameters = lambda new: fakes.log.append(new)  # type: ignore[attr-defined]
-    fakes.gamma = 0.99  # type: ignore[attr-defined]
     fakes.control.send_change(PolicyChange(new := Hyperparameters(gamma=0.5, tau=0.1)))
     fakes.due, fakes.log = 2, []
     fakes.trainer.train_once(0.0)
     assert [each[0] if isinstance(each, tuple) else each for each in fakes.log][:2] == [new, "train"]
-    assert fakes.gamma == 0.5  # type: ignore[attr-defined]
+    assert fakes.gamma == 0.5
     report = fakes.trainer.take_report()
     assert report is not None and report.hyperparameters == {"gamma": 0.5, "tau": 0.1}
