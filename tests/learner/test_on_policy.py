@@ -397,7 +397,8 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(spec: EnvSpec, algo: str) -> None:
     plain, actor = make(spec, algo=algo, ppo_objective="clip")
-    corrected, _ = make(spec, algo=algo, ppo_objective="clip", with_vtrace=True)
+    bounds = {"vtrace_rho": 2.0, "vtrace_c": 1.2}
+    corrected, _ = make(spec, algo=algo, ppo_objective="clip", with_vtrace=True, **bounds)
     for learner in (plain, corrected):
         train_on(learner, actor.collect(actor.receive(learner), shift=2.0))
         actor = Actor(spec, learner._config)
@@ -408,17 +409,19 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
     torch.testing.assert_close(*without_lag, atol=1e-4, rtol=1e-4)
 
     with torch.no_grad():
-        corrected.model.policy_head.bias[0] += 1.0
+        corrected.model.policy_head.bias[0] += 1.0 if spec is BOX else 2.0
     _, values = corrected._present_outputs(dataset, corrected._obs_statistics)
     samples = corrected._prepare(dataset)[0]
     parameters, _ = corrected.model(*samples.inputs)
     log_ratios = torch.zeros(dataset.valid.shape)
     log_prob = corrected.model.distribution.log_prob(parameters, samples.action)
     log_ratios[dataset.valid] = (log_prob - samples.log_prob).detach()
-    assert log_ratios.abs().max() > 0.1
+    assert log_ratios.exp().max() > 2.0, "both bounds are reached"
     ends = (dataset.terminated, dataset.truncated, dataset.valid)
-    expected = vtrace(log_ratios, dataset.reward, values, *ends, 0.99, 0.95, max_rho=1.0, max_c=1.0)
+    expected = vtrace(log_ratios, dataset.reward, values, *ends, 0.99, 0.95, max_rho=2.0, max_c=1.2)
     torch.testing.assert_close(samples.advantage, expected.advantages[dataset.valid], atol=1e-4, rtol=1e-4)
+    returns = corrected.model.normalize_return(expected.returns[dataset.valid])
+    torch.testing.assert_close(samples.normalized_return, returns, atol=1e-4, rtol=1e-4)
     if algo == "ppo":  # whose ratio weighs the action
         assert samples.weight is None
     else:
