@@ -320,3 +320,16 @@ def test_advantages_are_normalized_over_what_was_asked_for(over: str, monkeypatc
         assert torch.allclose(means, torch.zeros(4), atol=1e-5) == (over == "minibatch")
         assert float(torch.cat(parts).mean()) == pytest.approx(0.0, abs=1e-4)
         assert float(torch.cat(parts).std(correction=0)) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("over", ["minibatch", "dataset"])
+def test_rows_of_sequences_that_are_no_samples_have_no_part_in_the_normalization(over: str) -> None:
+    learner, actor = make(BOX, num_batches_per_epoch=4, normalize_advantage_over=over, **MEMORY)
+    samples = learner._prepare(collect(actor, actor.receive(learner))).samples
+    assert samples.valid is not None and 0.1 < (~samples.valid).float().mean() < 0.5
+    samples.advantage[~samples.valid] = 1000.0
+    parts = [batch.advantage[batch.valid] for batch in learner._minibatches(samples)]
+    assert len(parts) == 4
+    for part in parts if over == "minibatch" else [torch.cat(parts)]:
+        assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)
+        assert float(part.std(correction=0)) == pytest.approx(1.0, abs=1e-4)
