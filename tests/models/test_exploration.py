@@ -108,6 +108,21 @@ def test_a_gaussian_policy_keeps_its_deviation_and_its_choices() -> None:
     assert found.action[:, 1:].mean(0) == pytest.approx(before[:, 1:].mean(0), abs=0.3)
 
 
+@pytest.mark.parametrize(
+    ("algo", "space"), [("td3", BOX), ("sac", BOX), ("sac", spaces.Tuple((spaces.Discrete(3), BOX)))]
+)
+def test_tensors_get_the_noise_that_arrays_get(algo: str, space: spaces.Space[Any]) -> None:
+    settings: dict[str, Any] = {"algo": algo, "exploration_noise": "pink", "initial_stddev": 0.5}
+    settings |= {"exploration_stddev": 0.1, "exploration_stddev_max": 3.0}  # TD3's: some actions end at a bound
+    (answer, exploration), (_, twin) = (acting(space, num_envs=50, **settings) for _ in range(2))
+    action, parameters = torch.from_numpy(answer.action), torch.from_numpy(answer.action_parameters)
+    for _ in range(3):
+        found = exploration.explored(action, parameters).numpy()
+        expected = twin.apply([(0, 0)], answer).action
+        assert np.isfinite(found).all() and np.abs(found - answer.action).max() > 0.5
+        np.testing.assert_allclose(np.tanh(found), np.tanh(expected), atol=1e-5)
+
+
 def test_only_policies_that_do_not_draw_it_themselves_need_it() -> None:
     for algo, noise, space, expected in (
         ("sac", "white", BOX, False),

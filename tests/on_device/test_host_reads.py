@@ -107,7 +107,9 @@ def test_a_step_with_a_replay_reads_once_and_a_series_of_updates_twice(
     assert num_rows == num_steps and num_rows * 16 >= finished.outcome.env_steps
     assert 0 < found.pop("env_group.record_ends") <= num_rows
     assert found.pop("env_group.step", 0) in (0, num_rows), "of an environment of arrays"
-    assert found.pop("worker._act", 0) <= 10, "until the first update actions are drawn on the host"
+    # The first update is due after 80 steps of 16 environments; in every other row of Reach these are reset.
+    num_warm_up = 5 if settings["algo"] == "dqn" else 9
+    assert found.pop("worker._act") == num_warm_up, "until the first update actions are drawn on the host"
     num_series = found.pop("worker.publish")
     assert found == {"replay_learner._metrics": num_series} and 0 < num_series <= num_rows
 

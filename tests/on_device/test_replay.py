@@ -47,8 +47,21 @@ def ordinary(mode: AutoresetMode) -> tuple[Any, ReplayStripes]:
     return arena, stripes
 
 
-def on_device(mode: AutoresetMode, num_rows: int = NUM_ROWS) -> tuple[DeviceReplayWorker, DeviceReplay]:
+def worker_of(
+    learner: Any, mode: AutoresetMode, num_rows: int, exploration: Any = None
+) -> tuple[DeviceReplayWorker, DeviceReplay]:
+    """A worker with a replay, which has written as many rows as it may write."""
     replay = DeviceReplay(SPEC, NUM_ENVS, ReplayPlan(SIZE, 1, 1.0, 0.0), CPU)
+    limits: Any = SimpleNamespace(may_step=lambda split, row, steps: row < num_rows)
+    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
+    group = tensor_group(AsTensors(sentinels(mode)))
+    worker = DeviceReplayWorker(group, learner, replay, limits, CPU, 0, control, exploration)
+    for _ in range(num_rows):
+        assert worker.poll() == 0.0
+    return worker, replay
+
+
+def on_device(mode: AutoresetMode, num_rows: int = NUM_ROWS) -> tuple[DeviceReplayWorker, DeviceReplay]:
     scripted = iter(torch.from_numpy(actions()))
     distribution = make_acting_model(SPEC, TrainConfig(algo="sac")).distribution
     act = lambda obs, generator: SimpleNamespace(action=next(scripted))  # noqa: E731
@@ -56,12 +69,7 @@ def on_device(mode: AutoresetMode, num_rows: int = NUM_ROWS) -> tuple[DeviceRepl
         policy_version=1,
         model=SimpleNamespace(training=False, distribution=distribution, layout=SPEC.observation, act=act),
     )
-    limits: Any = SimpleNamespace(may_step=lambda split, row, steps: row < num_rows)
-    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
-    worker = DeviceReplayWorker(tensor_group(AsTensors(sentinels(mode))), learner, replay, limits, CPU, 0, control)
-    for _ in range(num_rows):
-        assert worker.poll() == 0.0
-    return worker, replay
+    return worker_of(learner, mode, num_rows)
 
 
 @in_each_mode
@@ -98,23 +106,35 @@ def test_updates_are_those_with_a_replay_in_shared_memory() -> None:
 def test_td3_explores_on_the_device() -> None:
     config = TrainConfig(algo="td3", exploration_stddev=0.2)
     model = make_acting_model(SPEC, config)
-    replay = DeviceReplay(SPEC, NUM_ENVS, ReplayPlan(SIZE, 1, 1.0, 0.0), CPU)
     learner: Any = SimpleNamespace(policy_version=1, model=model)
-    limits: Any = SimpleNamespace(may_step=lambda split, row, steps: True)
-    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
-    group = tensor_group(AsTensors(sentinels(AutoresetMode.NEXT_STEP)))
     exploration = Exploration(model, config, 1, NUM_ENVS, seed=0)
-    worker = DeviceReplayWorker(group, learner, replay, limits, CPU, 0, control, exploration)
     in_training: list[bool] = []
     for module in model.children():
         module.register_forward_hook(lambda module, *_: in_training.append(module.training))
-    for _ in range(30):
-        worker.poll()
+    _, replay = worker_of(learner, AutoresetMode.NEXT_STEP, 30, exploration)
     assert in_training and not any(in_training) and model.training, "dropout of a user's network is off"
     without = model.act(replay.obs[0, :30].flatten(0, 1)).action
     noise = replay.action[0, :30].flatten(0, 1).tanh() - without.tanh()
     assert float(noise.std()) == pytest.approx(0.2, rel=0.2)
     assert (replay.policy_version[0, :30] == 1).all()
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_until_the_first_update_actions_are_drawn_from_the_whole_range(algo: Any) -> None:
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("neither the policy nor its noise has a part in the warm-up")
+
+    model: Any = make_acting_model(SPEC, TrainConfig(algo=algo))
+    model.act = refuse
+    learner: Any = SimpleNamespace(policy_version=0, model=model)
+    worker, replay = worker_of(learner, AutoresetMode.SAME_STEP, 30, SimpleNamespace(explored=refuse))
+    taken = replay.action[0, :30].tanh()
+    assert 0.45 < float(taken.abs().mean()) < 0.55 and float(taken.abs().max()) > 0.95
+    assert float(taken.mean()) == pytest.approx(0.0, abs=0.1)
+    assert (replay.policy_version[0, :30] == 0).all()
+    learner.policy_version = 1
+    with pytest.raises(AssertionError, match="has a part in the warm-up"):
+        worker._act(replay.obs_at((0, 30)))
 
 
 def test_a_replay_is_saved_and_restored() -> None:
