@@ -115,6 +115,16 @@ class FakeActions:
             self._slots.log_prob[slot, row] = 0.0
 
 
+class Remembering(FakeActions):
+    """Actions of a policy whose state is the number of observations that it has seen before, if nobody resets it."""
+
+    def answer(self, split_idx: int) -> None:
+        super().answer(split_idx)
+        _, slot, row = self.asked[-1]
+        if row < self._slots.rollout:
+            self._slots.rnn_state[slot, row + 1] = self._slots.rnn_state[slot, row] + 1.0
+
+
 class CountingWaker:
     """Counts wake-ups."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import agent_envs
 import numpy as np
 import pytest
-from small_runs import FakeActions, planned, small_arena
+from small_runs import FakeActions, Remembering, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
@@ -36,18 +36,26 @@ def adapted(env: Any) -> AgentsEnv:
 class Filled:
     """Slots filled by one split of these games; `marks` shows what each row of a column is."""
 
-    def __init__(self, games: Sequence[Any], rollout: int, num_slots: int = 1, renewed: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        games: Sequence[Any],
+        rollout: int,
+        num_slots: int = 1,
+        renewed: Sequence[Any] = (),
+        make_actions: type[FakeActions] = FakeActions,
+        **settings: Any,
+    ) -> None:
         envs = [adapted(game) for game in games]
         spec = read_spec(envs[0], "game")
         sizes = {"num_workers": 1, "num_envs_per_worker": len(envs), "batch_size": 4 * rollout * len(envs)}
-        plan = dataclasses.replace(planned(rollout=rollout, **sizes), num_agents=spec.num_agents)
+        plan = dataclasses.replace(planned(rollout=rollout, **sizes, **settings), num_agents=spec.num_agents)
         arena, self.slots = small_arena(plan, spec)
         self.control = RunControl(arena, 1)
         left = list(renewed)
         log = FailureLog(0, TrainConfig(), self.control)
         recovery = Recovery(log, lambda: adapted(left.pop(0)), lambda env, steps: 100 + steps) if renewed else None
         self.group = AgentsEnvGroup(envs, range(len(envs)), 0, spec, "raw", recovery)
-        self.split = Split(0, self.group, self.slots, FakeActions(self.slots))
+        self.split = Split(0, self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_slots)]
 
     def fill(self, slot: int) -> int:
@@ -100,6 +108,15 @@ def test_a_slot_that_ends_after_a_truncation_is_followed_by_one_with_the_reset_o
     assert [filled.marks(column, 0) for column in range(4)] == ["aaaaa|", "aaaaa|", "aaaaa|", "..aa!."]
     assert [filled.marks(column, 1) for column in range(4)] == ["aaaaa|", "aaaaa|", "aaaaa|", "..aa!."]
     assert filled.num_steps == [10, 10]
+
+
+def test_a_recurrent_state_is_zero_where_a_slot_begins_with_a_reset() -> None:
+    games = [agent_envs.OwnBits(2), agent_envs.TakeTurns()]  # truncated after five steps, and over after six
+    filled = Filled(games, rollout=5, num_slots=2, make_actions=Remembering, use_rnn=True, rnn_size=3)
+    states = filled.slots.rnn_state[:2, :, :, 0].transpose(0, 2, 1).tolist()
+    assert states[0] == [[0, 1, 2, 3, 4, 5]] * 4
+    assert states[1][:2] == [[0, 1, 2, 3, 4, 5]] * 2, "the last step of the first slot truncates"
+    assert states[1][2:] == [[5, 0, 1, 2, 3, 4]] * 2, "of the other game the first step of the second one ends it"
 
 
 def test_players_wait_in_turn_and_the_last_action_without_an_outcome_is_no_sample() -> None:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
+from small_runs import BOX, CHOICE, FakeActions, Remembering, ScriptedEnv, planned, small_arena
 
 import asyncrl
 from asyncrl.algorithms.losses import gae
@@ -303,16 +303,6 @@ def test_the_next_slot_starts_right_though_the_slot_before_was_used_again_meanwh
     slots.obs[0] = 77.0
     run.fill(1)
     assert run.obs(1) == [2.0, 3.0, 4.0]
-
-
-class Remembering(FakeActions):
-    """Actions of a policy whose state is the number of observations that it has seen before, if nobody resets it."""
-
-    def answer(self, split_idx: int) -> None:
-        super().answer(split_idx)
-        _, slot, row = self.asked[-1]
-        if row < self._slots.rollout:
-            self._slots.rnn_state[slot, row + 1] = self._slots.rnn_state[slot, row] + 1.0
 
 
 def test_a_recurrent_state_continues_from_slot_to_slot_and_is_zero_where_an_episode_begins() -> None:
