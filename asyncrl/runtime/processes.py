@@ -130,10 +130,11 @@ def start_loading_modules(context: BaseContext) -> None:
     if context.get_start_method() != "forkserver":
         return
     before = _fork_server_pid()
-    resource_tracker.ensure_running()  # started by the fork server, it would unblock Ctrl-C
-    # The server ignores Ctrl-C only when all is loaded, and SIGTERM and SIGHUP never.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # which the tracker does not ignore
     try:
+        resource_tracker.ensure_running()  # started by the fork server, it would unblock Ctrl-C
+        # The server ignores Ctrl-C only when all is loaded, and SIGTERM and SIGHUP never.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         multiprocessing.forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

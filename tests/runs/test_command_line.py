@@ -208,7 +208,8 @@ def test_a_script_without_a_main_guard_is_told_so_in_one_sentence(tmp_path: Path
 def test_sigterm_and_sighup_save_too(
     start: Callable[..., Command], send: Callable[[int, int], None], number: signal.Signals
 ) -> None:
-    training = start("asyncrl.train", "--env=CartPole-v1", "--async_rl=False", *PROBE)
+    is_fresh = number == signal.SIGHUP  # with a resource tracker of its own
+    training = start("asyncrl.train", "--env=CartPole-v1", "--async_rl=False", *PROBE, is_fresh=is_fresh)
     training.wait_until_trained()
     send(training.process.pid, number)
     code, _, stderr = training.finish()
