@@ -158,6 +158,14 @@ def lose_the_fork_server(folder: str) -> None:
     manager.end(timeout_s=0.0)
 
 
+def start_a_printer(folder: str, ending: str) -> None:
+    """Starts a child that prints and fails, and prints what became of it; the main program of a process."""
+    manager = _light_manager(folder)
+    manager.start("printer", print_and_end, ending)
+    print(type(_outcome_of(manager, "printer")).__name__, flush=True)
+    manager.end(timeout_s=20.0)
+
+
 def _outcome_of(manager: ProcessManager, name: str) -> ChildResult | ChildFailure:
     while name in manager.running:
         for outcome in manager.wait(1.0):

@@ -114,12 +114,8 @@ def test_an_exception_of_the_environment_names_place_and_cause():
     [
         (False, {1: None}, r"at its step 3: step\(\) returned reward = 'None'; Gymnasium expects a number"),
         (True, {4: None}, r"step\(\) returned info = 'None'; Gymnasium expects a dict"),
-        (
-            True,
-            {4: {"is_success": "yes"}},
-            r"returned info\[\"is_success\"\] = 'yes'; it must be True, False or a number",
-        ),
-        (True, {4: {"episode_extra_stats": 3}}, r"returned info\[\"episode_extra_stats\"\] = '3'; it must be a dict"),
+        (True, {4: {"is_success": "yes"}}, r"returned info\[.is_success.\] = 'yes'; it must be True, False or"),
+        (True, {4: {"episode_extra_stats": 3}}, r"returned info\[.episode_extra_stats.\] = '3'; it must be a dict"),
         (False, {5: "more"}, r"at its step 3: step\(\) returned 6 values \(.*\); Gymnasium expects 5 values: "),
     ],
 )

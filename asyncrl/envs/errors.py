@@ -19,6 +19,7 @@ _HIDDEN_FILES = {
     Path(importlib.__file__).resolve(),
 }
 _FILES_OF_THREADS = {_STANDARD_LIBRARY / name for name in ("threading.py", "runpy.py")}
+_OF_FAULTHANDLER = re.compile(r"Extension modules: |Timeout \(\d+:\d\d:\d\d")
 _DUMPED_FRAME = re.compile(r'  File "(.*)", line \d+ in ')
 _THREAD_WITHOUT_FRAMES = re.compile(r"^(?:Current t|T)hread 0x.*(?:\n(?=\n)|\Z)", re.MULTILINE)
 _NO_TERMINAL = "The debugger stopped: this process has no terminal. Start the run with --serial_mode=True to debug."
@@ -46,14 +47,14 @@ def environment_traceback(error: BaseException) -> str:
 
 def environment_output(output: str) -> str:
     """The output of a process that made an environment; stacks that faulthandler wrote have the user's frames only."""
-    lines = [line for line in output.splitlines() if not _is_of_hidden_frame(line)]
-    return _THREAD_WITHOUT_FRAMES.sub("", "\n".join(lines))
+    lines = [line for line in output.splitlines() if not _is_left_out(line)]
+    return re.sub(r"\n{3,}", "\n\n", _THREAD_WITHOUT_FRAMES.sub("", "\n".join(lines)))
 
 
-def _is_of_hidden_frame(line: str) -> bool:
+def _is_left_out(line: str) -> bool:
     frame = _DUMPED_FRAME.match(line)
     if frame is None:
-        return line.startswith("Extension modules: ")
+        return _OF_FAULTHANDLER.match(line) is not None
     return _is_hidden(frame[1]) or Path(os.path.realpath(frame[1])) in _FILES_OF_THREADS
 
 

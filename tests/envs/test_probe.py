@@ -279,6 +279,7 @@ def test_a_module_that_cannot_be_imported_is_said_to_be_that(probed: str, tmp_pa
         "from asyncrl import TrainConfig, Trainer\nTrainer(TrainConfig(env='unguarded_module:Probed-v0')).run()\n",
         "from asyncrl import train\ntrain.main(['--env=unguarded_module:Probed-v0'])\n",
     ],
+    ids=["Trainer", "train"],
 )
 def test_a_module_that_trains_when_it_is_imported_is_told_the_main_guard(
     starts_a_run: str, probed: str, tmp_path: Path
@@ -299,7 +300,10 @@ def test_a_process_that_dies_is_reported_with_its_last_output(probed: str) -> No
         probe(probed, {"trouble": "die"})
 
 
-def test_a_crash_is_reported_with_the_output_before_it_and_its_place(probed: str) -> None:
+def test_a_crash_is_reported_with_the_output_before_it_and_its_place(
+    probed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with pytest.raises(EnvironmentFailed) as caught:
         probe(probed, {"trouble": "crash"})
     text = str(caught.value)
@@ -308,7 +312,10 @@ def test_a_crash_is_reported_with_the_output_before_it_and_its_place(probed: str
     assert PACKAGE not in text and text.count("hread 0x") == 1
 
 
-def test_an_environment_that_hangs_is_given_up_with_its_output_and_the_place(probed: str) -> None:
+def test_an_environment_that_hangs_is_given_up_with_its_output_and_the_place(
+    probed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     for timeout_s in (3.0, 12.0, 60.0):  # until it comes that far before its time is up
         with pytest.raises(EnvironmentFailed, match=f"not made, reset and stepped within {timeout_s:g} s; ") as caught:
             probe(probed, {"trouble": "hang"}, timeout_s=timeout_s)

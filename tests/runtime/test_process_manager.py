@@ -88,10 +88,11 @@ def test_an_exception_arrives_as_text_with_its_traceback(manager: ProcessManager
 
 @pytest.mark.parametrize("ending", ["raise", "exit", "kill"])
 def test_what_a_child_has_printed_is_in_its_log_however_it_ends(
-    ending: str, manager: ProcessManager, tmp_path: Path
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manager.start("printer", child_targets.print_and_end, ending)
-    assert isinstance(outcomes_of(manager, 1)["printer"], ChildFailure)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    output, _ = run_program(f"start_a_printer({str(tmp_path)!r}, {ending!r})").communicate()
+    assert output == "ChildFailure\n"
     log = (tmp_path / "printer.log").read_text()
     assert "the wheels are loose\n" in log
     if ending == "raise":
