@@ -67,6 +67,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(scope="session", autouse=True)
+def hangups_are_not_ignored() -> Iterator[None]:
+    """nohup starts all of this with SIGHUP ignored, and children inherit that, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def context() -> BaseContext:
     """The start method of all children, its server running."""
