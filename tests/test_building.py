@@ -59,7 +59,7 @@ def replay_loop(spec: EnvSpec, folder: Path, **settings: Any) -> ReplayLoop:
     config = TrainConfig(serial_mode=True, device="cpu", replay_size=100, batch_size=8, **sizes, **settings)
     setup = RunSetup.create(config, resolve(config, Machine(cores=4)), spec, folder)
     waker: Any = CountingWaker()
-    loop = build_learner(setup, waker, [])[0]._trainer
+    loop = build_learner(setup, waker, [])[0]._loop
     assert isinstance(loop, ReplayLoop)
     return loop
 
