@@ -268,7 +268,7 @@ class ListedAgents(AgentsEnv):
 
 
 def _length(values: Any) -> int | None:
-    """The number of values in a list; None if it is none."""
+    """The number of values; None if `values` has no length."""
     try:
         return len(values)
     except TypeError:

@@ -13,7 +13,7 @@ from asyncrl.observers.observer import Observer, Run
 
 
 class _OfOneRun(Observer):
-    """A callback whose state belongs to a run; a restart after the learner's death goes on with it."""
+    """A callback whose state belongs to a run; a restart after the learner's death keeps it."""
 
     _run: Run | None = None
 
@@ -26,7 +26,7 @@ class _OfOneRun(Observer):
             self._reset()
 
     def _reset(self) -> None:
-        """Begins anew."""
+        """Returns to the state before any run."""
 
 
 class _EvaluationObserver(Observer):

@@ -232,7 +232,9 @@ def run_program(call: str) -> subprocess.Popen[str]:
 
 def test_an_interpreter_that_exits_does_not_wait_for_children(tmp_path: Path) -> None:
     stdout, _ = run_program(f"exit_while_a_child_sleeps({str(tmp_path)!r})").communicate(timeout=200.0)
-    wait_until(lambda: not psutil.pid_exists(int(stdout)), 20.0, "the child is gone")
+    child = int(stdout)
+    wait_until(lambda: not psutil.pid_exists(child), 20.0, "the child is gone")
+    assert not psutil.pid_exists(child)
 
 
 def test_children_die_with_their_parent(tmp_path: Path) -> None:
