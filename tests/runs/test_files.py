@@ -82,9 +82,9 @@ def test_a_signal_while_a_checkpoint_is_written_leaves_one_that_loads(start: Sta
     newest = command.checkpoint()
     assert newest is not None
     steps = checkpoint.load(newest).state["env_steps"]
-    code, out, err = start("asyncrl.train", f"--train_for_env_steps={steps + 100}").finish()
+    code, _, err = start("asyncrl.train", f"--train_for_env_steps={steps + 100}").finish()
     assert code == 0, err
-    assert f"({steps:,} steps)" in out
+    assert f"({steps:,} steps)" in err
     assert not any(folder.glob(".tmp_*"))
 
 
