@@ -97,6 +97,7 @@ MISTAKES = [
     Mistake("train", "--env=no_such:Robo-v0", "There is no module 'no_such' in the working directory"),
     Mistake("train", "--env=:Robo-v0", "is not of the form MODULE:Id."),
     Mistake("train", '--env=CartPole-v1 --env_kwargs={"colour":1}', "does not take these arguments (env_kwargs)"),
+    Mistake("train", "--env=CartPole-v1 --env_kwargs={colour:1}", "YAML wants a space after the colon, 'colour: 1'."),
     # Names of the user's own code
     Mistake("train", "--env=CartPole-v1 --encoder=waves", "--encoder=waves is not registered (known: default"),
     Mistake("train", "--env=CartPole-v1 --model=wide", "--model=wide is not registered (known: default)"),

@@ -42,6 +42,10 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
         read: dict[str, Any] = json.loads(json.dumps(arguments))
     except (TypeError, ValueError) as error:
         raise ValueError(f"they are saved as JSON, and {error}") from None
+    for name, value in read.items():
+        if ":" in name and value is None:
+            with_space = name.replace(":", ": ")
+            raise ValueError(f"{name!r} is no argument; YAML wants a space after the colon, {with_space!r}")
     return read
 
 

@@ -118,6 +118,8 @@ def make_env(
         except TypeError as error:
             if str(error).startswith(_NOT_OF_GYMNASIUM):
                 raise UsageError(_of_gym(env_id)) from error
+            if registered is not None and callable(registered.entry_point):
+                _refuse_unknown_arguments(registered.entry_point, env_id, {**registered.kwargs, **arguments})
             named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
             if named is None or named[1] not in (*arguments, "render_mode"):
                 raise

@@ -159,6 +159,20 @@ def test_a_class_or_function_that_does_not_take_an_argument_says_so(own_module: 
     assert "unexpected keyword argument 'lenght'" in refusal(EnvMaker(needs_num_envs), lenght=3)
 
 
+def test_a_registered_class_or_function_that_does_not_take_an_argument_says_so() -> None:
+    def needs_length(length: int) -> gymnasium.Env[object, object]:
+        return make_short(length)
+
+    gymnasium.register("NeedsLength-v0", needs_length)
+    said = "NeedsLength-v0 does not take these arguments (env_kwargs): "
+    try:
+        assert refusal("NeedsLength-v0") == f"{said}missing a required argument: 'length'."
+        assert refusal("NeedsLength-v0", length=3, lenght=3) == f"{said}got an unexpected keyword argument 'lenght'."
+        assert make_env("NeedsLength-v0", {"length": 3}) is not None
+    finally:
+        del gymnasium.registry["NeedsLength-v0"]
+
+
 def test_a_decorator_may_take_other_arguments_than_what_it_decorates() -> None:
     @functools.wraps(make_short)
     def scaled(scale: float = 1.0, **kwargs: int) -> gymnasium.Env[object, object]:
