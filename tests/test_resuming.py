@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from layouts import vector_observation
 
 from asyncrl.config.errors import ConfigError, UsageError
@@ -140,6 +141,18 @@ def test_a_run_of_a_version_that_compiled_updates_goes_on_without(folder: RunFol
     assert text.count("compile: auto") == 1
     folder.config.write_text(text.replace("compile: auto", "compile: inductor"))
     assert load_again(folder).config.compile == "off"
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_all_its_settings(folder: RunFolder) -> None:
+    # Settings of 53ef66d, all of them. Who renames or removes a setting says in `from_saved` what becomes of it.
+    saved = (Path(__file__).parent / "earlier_config.yaml").read_text()
+    assert "cluster_bandwidth_mbit" in saved
+    folder.config.write_text(saved)
+    config = load_again(folder).config
+    assert (config.env, config.algo, config.hogwild_mode) == ("Humanoid-v5", "sac", "shared")
+    folder.write_config(config)
+    written, before = yaml.safe_load(folder.config.read_text()), yaml.safe_load(saved)
+    assert {name: written.get(name) for name in before} == {**before, "cluster_bandwidth_mbit": None}
 
 
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:

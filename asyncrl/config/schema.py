@@ -61,6 +61,9 @@ NEEDED_BY_TENSORS: dict[str, Any] = {
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objective": "clip", "target_kl": None}
 """Values for runs saved before these settings existed, where today's default changes the behaviour."""
 
+_NO_LONGER_SETTINGS = {"cluster_bandwidth_mbit"}
+"""Settings of earlier versions in saved runs that decided nothing about training; they are left out."""
+
 
 def _section(name: str) -> Callable[[Any, str], Any]:
     return lambda default, description: Field(
@@ -94,7 +97,7 @@ class TrainConfig(BaseModel):
 
     @classmethod
     def from_saved(cls, values: Any) -> TrainConfig:
-        """The settings that a run or a checkpoint was saved with, perhaps by a version that had fewer of them.
+        """The settings that a run or a checkpoint was saved with, perhaps by an earlier version.
 
         Raises:
             UsageError: settings are unknown or have values that are not possible, or the module of the algorithm cannot
@@ -111,7 +114,8 @@ class TrainConfig(BaseModel):
             raise UsageError(f"--algo={name}: a module raised {type(error).__name__}: {error}") from error
         if values.get("compile") == "inductor":  # removed; it computed the same as plain updates
             values = {**values, "compile": "off"}
-        return (algorithm.settings or cls).model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
+        kept = {name: value for name, value in values.items() if name not in _NO_LONGER_SETTINGS}
+        return (algorithm.settings or cls).model_validate({**_BEFORE_THEY_WERE_SETTINGS, **kept})
 
     @model_validator(mode="wrap")
     @classmethod

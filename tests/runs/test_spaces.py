@@ -29,7 +29,7 @@ def mean_return(checkpoint: str | None, episodes: int = 40) -> float:
 def test_an_image_and_a_vector_are_answered_by_a_choice_and_a_number(tmp_path: Path) -> None:
     # With larger learning rates some policies lost their image (docs/results.md, "Memory, spaces, lag").
     small = {"learning_rate": 0.0005, "batch_size": 80, "num_batches_per_epoch": 4, "num_epochs": 2}
-    more = {"initial_stddev": 0.2, "encoder_conv_mlp_layers": [32], "train_for_env_steps": 64_000}
+    more = {"initial_stddev": 0.2, "encoder_conv_mlp_layers": [32], "train_for_env_steps": 128_000}
     settings = {**LEARNING, **small, **more}
     finished = run(tmp_path, "async-central", "space_envs:SeeAndTell-v0", **settings)
     assert mean_return(finished.outcome.checkpoint) > 0.9  # of 1; without the image 0.75 at best
