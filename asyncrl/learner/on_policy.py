@@ -25,13 +25,10 @@ from asyncrl.algorithms.losses import (
     advantage_sums,
     approximate_kls,
     behaviour_weights,
-    effective_sample_size,
-    explained_variance,
     gae,
     normalize_advantages,
     vtrace,
 )
-from asyncrl.algorithms.ppo import clip_range
 from asyncrl.buffers.pinning import to_device
 from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
@@ -41,6 +38,15 @@ from asyncrl.learner.dataset import Dataset, places_of
 from asyncrl.learner.graphed_step import GraphedStep
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
+from asyncrl.learner.update_metrics import (
+    DATASET_FIGURES,
+    FIGURES,
+    KL,
+    RawEstimates,
+    Step,
+    dataset_figures,
+    were_taken,
+)
 from asyncrl.learner.update_runner import in_graphs, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
@@ -48,30 +54,10 @@ from asyncrl.models.flat import FlatParameters, block_size, read_block, write_bl
 from asyncrl.monitoring.reports import TrainMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
-_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
-
-FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
-_DATASET_FIGURES = (
-    "approx_kl",
-    "clip_fraction",
-    "effective_sample_size",
-    "explained_variance",
-    "max_ratio_deviation_first_batch",
-    "entropy",
-    "std",
-)
-LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
 _IMAGES_AT_ONCE = 256  # in a pass without gradients
 
 MODEL = "model"
 """Name of the trained weights in a `ParameterStore`."""
-
-
-class Step(NamedTuple):
-    """What one optimizer step leaves for the metrics: `figures [7]`, see `FIGURES`, and `log_ratio [B]`."""
-
-    figures: Tensor
-    log_ratio: Tensor
 
 
 class Progress(NamedTuple):
@@ -95,21 +81,17 @@ class _Prepared(NamedTuple):
 
     Attributes:
         samples: what is trained on.
-        raw_values: [N] float32 of the valid rows, in units of scaled rewards.
-        raw_returns: the same of returns.
+        estimates: values and returns of the valid rows.
         log_ratios: [T, C] float32, V-trace's: log-probability before training minus that when the action was chosen;
             None without V-trace.
         rows: [N] int64, the rows of the dataset that became samples.
-        valid: [N] int64, the valid rows of the dataset.
         obs_statistics: [2F] float32, with which the critic sees the whole dataset.
     """
 
     samples: Samples
-    raw_values: Tensor
-    raw_returns: Tensor
+    estimates: RawEstimates
     log_ratios: Tensor | None
     rows: Tensor
-    valid: Tensor
     obs_statistics: Tensor
 
 
@@ -300,7 +282,7 @@ class OnPolicyLearner:
             log_ratio = torch.cat([step.log_ratio for step in with_samples])
             sizes = [len(step.log_ratio) for step in with_samples]
             kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
-            taken = _were_taken(with_samples)
+            taken = were_taken(with_samples)
             kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
         if self.ranks.num_ranks > 1:
             self.ranks.average([kl], num_samples)
@@ -317,9 +299,8 @@ class OnPolicyLearner:
         if self._trained is None:
             return None
         (dataset, prepared, samples, all_steps, learning_rates), self._trained = self._trained, None
-        were_taken: list[bool] = _were_taken(all_steps).tolist()
-        weight = samples.weight
-        has_diverged = self._skipped.note(were_taken)
+        is_taken: list[bool] = were_taken(all_steps).tolist()
+        has_diverged = self._skipped.note(is_taken)
         self.skipped_steps = self._skipped.total
         if has_diverged:
             fields = {"obs": samples.floats, **samples.non_null_fields(), "weights": self._flat.data}
@@ -327,43 +308,19 @@ class OnPolicyLearner:
             del trained_on["floats"]
             of_last = dict(zip(FIGURES, all_steps[-1].figures.tolist(), strict=True))
             raise self._skipped.diagnosis(of_last, trained_on)
-        steps = list(itertools.compress(all_steps, were_taken))
+        steps = list(itertools.compress(all_steps, is_taken))
         if not steps:
             return None
         means = torch.stack([step.figures for step in steps]).mean(0)
         distribution = self.model.distribution
-        log_ratio = torch.cat([step.log_ratio for step in steps])
-        own = means.new_zeros(len(_DATASET_FIGURES))
-        if log_ratio.numel() > 0:  # other ranks may have all samples
-            clip = clip_range(self._loss_config.ppo_clip_ratio, self._loss_config.ppo_clip_mode)
-            ratio = log_ratio.exp()
-            clipped = ((ratio < clip.low) | (ratio > clip.high)).float().mean()
-            first = next(step.log_ratio for step in steps if step.log_ratio.numel() > 0)
-            log_weight = first
-            if weight is not None:
-                log_weight = weight.flatten().log()
-                if prepared.samples.valid is not None:
-                    is_sample = prepared.samples.valid.flatten()
-                    log_weight = log_weight.index_select(0, places_of(is_sample, len(prepared.valid)))
-            spaced_rows = prepared.valid[:: -(-len(prepared.valid) // _MOST_DISTRIBUTIONS)]
-            spaced = dataset.action_parameters.flatten(0, 1).index_select(0, spaced_rows)
-            with torch.no_grad():
-                entropy = distribution.entropy(spaced).mean()
-            positions = distribution.deviation_positions
-            own = torch.stack(
-                (
-                    approximate_kls(log_ratio).mean(),
-                    clipped,
-                    effective_sample_size(log_weight),
-                    explained_variance(prepared.raw_values, prepared.raw_returns),
-                    first.expm1().abs().amax(0),
-                    entropy,
-                    spaced[:, list(positions)].exp().mean() if positions else torch.zeros_like(entropy),
-                )
-            )
+        num_ratios = sum(step.log_ratio.numel() for step in steps)
+        own = means.new_zeros(len(DATASET_FIGURES))
+        if num_ratios > 0:  # other ranks may have all samples
+            log_weight = None if samples.weight is None else _log_weight(samples.weight, prepared)
+            own = dataset_figures(dataset, prepared.estimates, steps, log_weight, distribution, self._loss_config)
         if self.ranks.num_ranks > 1:
-            self.ranks.average([own], log_ratio.numel())
-        named = dict(zip((*FIGURES, *_DATASET_FIGURES), torch.cat((means, own)).tolist(), strict=True))
+            self.ranks.average([own], num_ratios)
+        named = dict(zip((*FIGURES, *DATASET_FIGURES), torch.cat((means, own)).tolist(), strict=True))
         del named["kl"]  # the learning rate follows it; the metric is `approx_kl`
         if not distribution.deviation_positions:
             del named["std"]
@@ -483,7 +440,8 @@ class OnPolicyLearner:
                 else samples._replace(weight=torch.ones_like(samples.log_prob))
             )
         raw_values = values[:-1].flatten().index_select(0, valid)
-        return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, valid, obs_statistics)
+        estimated = RawEstimates(valid, raw_values, raw_returns)
+        return _Prepared(samples, estimated, log_ratios, rows, obs_statistics)
 
     def _estimate(self, dataset: Dataset, values: Tensor, log_ratios: Tensor | None) -> VtraceResult:
         """Advantages and returns by GAE, or by V-trace where there are log-ratios; in units of scaled rewards.
@@ -711,6 +669,10 @@ class OnPolicyLearner:
         return grad_norm
 
 
-def _were_taken(steps: Sequence[Step]) -> Tensor:
-    """Whether each step was taken, [steps] bool."""
-    return torch.isfinite(torch.stack([step.figures for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
+def _log_weight(weight: Tensor, prepared: _Prepared) -> Tensor:
+    """Logarithms of the weights of the samples alone, [N]."""
+    log_weight = weight.flatten().log()
+    if prepared.samples.valid is None:
+        return log_weight
+    is_sample = prepared.samples.valid.flatten()
+    return log_weight.index_select(0, places_of(is_sample, len(prepared.estimates.valid)))

@@ -15,7 +15,8 @@ from asyncrl.algorithms.losses import Samples, gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.on_policy import OnPolicyLearner, Step
+from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.update_metrics import Step
 from asyncrl.models.actor_critic import ActorCritic
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE, MASKED], ids=["box", "choice", "masked"])

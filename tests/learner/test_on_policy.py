@@ -31,8 +31,9 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import on_policy, update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
-from asyncrl.learner.on_policy import FIGURES, OnPolicyLearner
+from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
+from asyncrl.learner.update_metrics import FIGURES
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.encoders import Inputs
@@ -377,7 +378,7 @@ def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bo
         value=torch.tensor([[0.0], [10.0], [100.0]]),
         terminated=torch.tensor([[False], [True]]),
     )
-    samples, raw_values, raw_returns = learner._prepare(dataset)[:3]
+    samples, (_, raw_values, raw_returns) = learner._prepare(dataset)[:2]
     assert samples.advantage.tolist() == expected
     assert raw_values.tolist() == ([4.0, 4.0] if recomputed else [0.0, 10.0])
     assert raw_returns.tolist() == (raw_values + samples.advantage).tolist()
@@ -655,8 +656,8 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
         if config.algorithm.uses_ratio:  # in training the first ratio is 1, in reduced precision, too
             log_prob = learner.model.distribution.log_prob(parameters, samples.action)
             torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, **rounding)
-        assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
+        torch.testing.assert_close(prepared[0].estimates.values, prepared[1].estimates.values, **rounding)
+        assert not torch.equal(prepared[0].estimates.values, dataset.value[:-1].flatten()), "the dataset is old"
 
 
 def screens(model: ActorCritic, obs: Tensor, version: int) -> Dataset:
