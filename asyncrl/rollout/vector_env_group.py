@@ -103,11 +103,11 @@ class VectorEnvGroup(HostEnvGroup):
             return self._lose_all(rows, self._begin_failures.pop(0))
         try:
             obs, reward, *ends, infos = self._envs[0].step(self._adapter.to_vector_env(actions))
-        except Exception as error:
+            terminated, truncated = (np.asarray(end, dtype=np.bool_) for end in ends)
+            flags = row_flags(self._mode, self._holds_final_obs, terminated, truncated)
+            np.multiply(reward, flags.valid, out=rows.reward, casting="unsafe")
+        except Exception as error:  # values that cannot be read, too
             return self._lose_all(rows, self._call_failed(0, "step", error))
-        terminated, truncated = (np.asarray(end, dtype=np.bool_) for end in ends)
-        flags = row_flags(self._mode, self._holds_final_obs, terminated, truncated)
-        np.multiply(reward, flags.valid, out=rows.reward, casting="unsafe")
         rows.terminated[:], rows.truncated[:], rows.valid[:] = flags.terminated, flags.truncated, flags.valid
         self._store_obs(obs, rows.next_obs, "step")
         has_ended = flags.ended.any()

@@ -492,11 +492,21 @@ def fail_to_step(env: CartPoleVectorEnv) -> None:
     env.step = step
 
 
+def reward_in_words(env: CartPoleVectorEnv) -> None:
+    step = env.step
+
+    def step_so(actions: Any) -> Any:
+        obs, _, *rest = step(actions)
+        return obs, ["one"] * 3, *rest
+
+    env.step = step_so
+
+
 def lose_a_number(env: CartPoleVectorEnv) -> None:
     env.state[1, 2] = np.nan
 
 
-@pytest.mark.parametrize(("fail", "num_made"), [(fail_to_step, 3), (lose_a_number, 1)])
+@pytest.mark.parametrize(("fail", "num_made"), [(fail_to_step, 3), (reward_in_words, 3), (lose_a_number, 1)])
 def test_a_failure_of_one_loses_the_step_of_all_and_all_begin_anew(
     fail: Callable[[CartPoleVectorEnv], None], num_made: int
 ) -> None:
