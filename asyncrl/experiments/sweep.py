@@ -32,6 +32,7 @@ from asyncrl.experiments.runs import (
     machine_of,
     output_file,
     plan_run,
+    read_summary,
 )
 from asyncrl.experiments.slots import Ended, Slots
 from asyncrl.experiments.study import Definition, Result, Study, define
@@ -230,8 +231,9 @@ class Sweep:
         is_whole = ended.exit_code == 0 and not each.is_decided
         evaluations = read_evaluations(each.run.folder.metrics) if is_whole else each.evaluations
         name, env_steps = each.run.name, each.run.config.train_for_env_steps
+        lacks_last = is_whole and self._lacks_last_evaluation(each.run, evaluations)
         # A run that ended before it could be stopped is complete all the same.
-        if evaluations and (ended.exit_code == 0 or each.is_decided):
+        if evaluations and not lacks_last and (ended.exit_code == 0 or each.is_decided):
             value = self._objective.value(evaluations, env_steps)
             study.tell(each.trial, value)
             say(f"{name}: {self._objective.kind} {value:,.6g}")
@@ -243,6 +245,8 @@ class Sweep:
         reason = last_error(output_file(self.folder, name)) or f"exit code {ended.exit_code}"
         if ended.exit_code == 0:
             reason = "the run has no evaluation"
+            if evaluations:
+                reason = f"its last evaluation is one after {evaluations[-1].env_steps:,} steps, not at the end"
         is_impossible = ended.exit_code == _EXIT_USAGE
         study.tell(each.trial, None, is_pruned=is_impossible, reason=reason)
         say(f"{name}: {'pruned, its settings are not possible' if is_impossible else 'failed'}: {reason}")
@@ -250,6 +254,16 @@ class Sweep:
         if self._num_failed == self._num_ended == _MOST_FIRST_FAILURES:
             log = output_file(self.folder, name)
             raise UsageError(f"The first {self._num_failed} trials failed, the last one with: {reason} (output: {log})")
+
+    def _lacks_last_evaluation(self, run: PlannedRun, evaluations: Sequence[Evaluated]) -> bool:
+        """Whether a run that has ended did not evaluate its final policy, because it was stopped or killed in that."""
+        if not evaluations:
+            return True
+        summary = read_summary(run.folder)
+        if summary is None and run.config.train_for_seconds is not None:
+            return False  # nobody knows after how many steps it ended
+        env_steps: int = run.config.train_for_env_steps if summary is None else summary["env_steps"]
+        return 2 * (env_steps - evaluations[-1].env_steps) > self._eval_every
 
     def _test(self, finalists: Sequence[Result], owner: Owner, say: Say, show: Show) -> list[Candidate]:
         """Runs the best trials and the default settings with fresh seeds; returns the values of each."""
@@ -272,7 +286,7 @@ class Sweep:
         found: dict[str, list[float]] = {name: [] for name in settings}
         for each in launch.runs:
             evaluations = read_evaluations(each.run.folder.metrics)
-            if each.state == "finished" and evaluations:
+            if each.state == "finished" and not self._lacks_last_evaluation(each.run, evaluations):
                 env_steps = each.run.config.train_for_env_steps
                 found[each.group].append(self._objective.value(evaluations, env_steps))
         return [Candidate(name, settings[name], tuple(values)) for name, values in found.items()]

@@ -224,6 +224,20 @@ def test_a_run_that_is_worse_than_others_is_stopped_and_its_trial_is_pruned(tmp_
     assert fake.told == [{"value": None, "is_pruned": True, "reason": "after 300 steps"}]
 
 
+def test_a_run_that_was_stopped_in_its_last_evaluation_has_no_value(tmp_path, monkeypatch, pretends) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=2)
+    total, every = sweep._base.config.train_for_env_steps, sweep._eval_every
+    evaluations = [Evaluated(steps, 1.0, float(steps)) for steps in range(every, total + 1, every)]
+    said: list[str] = []
+    for found in (evaluations[:-1], evaluations):
+        fake: Any = Stopped()
+        monkeypatch.setattr("asyncrl.experiments.sweep.read_evaluations", lambda path, found=found: found)
+        sweep._end_trial(fake, RunningTrial(fake, sweep._base), Ended(sweep._base.name, 0), said.append)
+        is_all = found is evaluations
+        assert [each["value"] for each in fake.told] == [float(total) if is_all else None]
+    assert f"its last evaluation is one after {total - every:,} steps, not at the end" in said[0]
+
+
 def test_a_finalist_with_one_lucky_seed_does_not_win(tmp_path, pretends) -> None:
     sweep = Sweep(tmp_path, DEFINITION, num_trials=2, num_final_seeds=3)
     names = ("default", "trial_0000", "trial_0001")
