@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from asyncrl.config.fixed_settings import changes
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.spec import Action, BoxAction, Channels, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.summary import ResumedTotals
@@ -52,6 +53,20 @@ def test_saved_settings_stand_for_the_preset_and_flags_stand_above_them(folder: 
     assert (loaded.config.env, loaded.config.learning_rate, loaded.config.seed) == ("CartPole-v1", 0.5, 4)
     assert (loaded.origins["learning_rate"], loaded.origins["seed"]) == ("saved run", "flag")
     assert [str(change) for change in changes(loaded.saved, loaded.config)] == ["seed: 3 -> 4"]
+
+
+TEXTS = {"mode": "none", "id": "12e5", "w": "1e-4", "v": "inf", "r": "nan", "n": "08", "on": "on"}
+"""Texts that a reader could take for something else."""
+
+
+@pytest.mark.parametrize("dump", [None, yaml.safe_dump], ids=["this version", "earlier versions"])
+def test_texts_of_a_saved_run_stay_texts(folder: RunFolder, dump: Callable[[object], str] | None) -> None:
+    config = TrainConfig(env="CartPole-v1", env_kwargs={**TEXTS, "number": 1e-5, "nothing": None})
+    if dump is None:
+        folder.write_config(config)
+    else:
+        folder.config.write_text(dump(config.model_dump(mode="json", exclude=set(OF_ONE_START))))
+    assert load_again(folder).config.env_kwargs == folder.read_config().env_kwargs == config.env_kwargs
 
 
 def test_what_a_command_says_of_the_folder_is_never_taken_from_the_saved_run(folder: RunFolder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
+from asyncrl.config.settings import dump_mapping
 from asyncrl.runtime.hub import PLOT, SCHEME, VIDEO
 
 
@@ -101,7 +102,7 @@ def format_card(
         "## Settings that differ from the defaults",
         "",
         "```yaml",
-        yaml.safe_dump(_given(config), sort_keys=False).rstrip(),
+        dump_mapping(_given(config)).rstrip(),
         "```",
         "",
     ]

@@ -29,7 +29,7 @@ from asyncrl.config.flags import (
 from asyncrl.config.machine import Machine
 from asyncrl.config.presets import preset_for, read_preset
 from asyncrl.config.schema import NEEDED_BY_TENSORS, OF_ONE_START, TrainConfig
-from asyncrl.config.settings import Setting, all_settings, read_mapping, read_scalar
+from asyncrl.config.settings import Setting, all_settings, read_mapping, read_saved_values, read_scalar
 
 _OWN_FLAGS = (
     ExtraFlag("config", "YAML file with settings, as lines of `name: value`; flags override it", is_bool=False),
@@ -291,11 +291,7 @@ def _read_saved(wanted: Mapping[str, Any], find_saved: FindSaved, layers: _Layer
     if path is None:
         return None
     try:
-        values = read_mapping(path)
-        with contextlib.suppress(Exception):  # `from_saved` reports what is wrong with the algorithm
-            own = find_algorithm(str(values.get("algo", "ppo")), values.get("import_modules", ())).settings
-            values = read_mapping(path, all_settings(own or TrainConfig))
-        return TrainConfig.from_saved(values)
+        return TrainConfig.from_saved(read_saved_values(path))
     except ConfigError as error:
         reason = "its config.yaml cannot be used. " + " ".join(problem.text for problem in error.problems)
     except UsageError as error:

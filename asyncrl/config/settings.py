@@ -1,14 +1,16 @@
 """The schema as users see it: a description of each setting, and how its value is read from a flag or a YAML file.
 
 Help, error sentences, shell completion and the reading of values follow from `all_settings`. PyYAML follows YAML 1.1,
-where `1e-4` is text, `010` is 8 and `1:30` is 90; here numbers are what Python takes them for.
+where `1e-4` is text, `010` is 8 and `1:30` is 90; here numbers are what Python takes them for. `dump_mapping` writes
+files that mean the same by both rules.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `_Loader` or YAML 1.1 would take for another type."""
+
+
 _RESOLVERS = {
     "null": (r"~|null|Null|NULL|none|None|NONE|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", [*"tTfFyYnNoO"]),
@@ -135,7 +141,8 @@ _RESOLVERS = {
     ),
 }
 for _name, (_pattern, _first_letters) in _RESOLVERS.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first_letters)
+    for _type in (_Loader, _Dumper):
+        _type.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first_letters)
 
 
 def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
@@ -176,35 +183,74 @@ def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> d
             value another type than its text shows.
     """
     path = expand_user(path)
+    with _parsed(path, _Loader) as (loader, root):
+        return {} if root is None else _read_node(loader, root, path, settings or all_settings())
+
+
+def read_saved_values(path: Path) -> dict[str, Any]:
+    """Reads the config.yaml of a run by the rules of YAML 1.1, by which every version of asyncrl has written it.
+
+    `read_mapping` would change values of earlier versions, which wrote texts such as `none` and `12e5` without quotes.
+
+    Raises:
+        UsageError: as for `read_mapping`, or the file is empty.
+    """
+    with _parsed(path, yaml.SafeLoader) as (loader, root):
+        if root is None:
+            raise UsageError(f"{path} is empty: expected the settings of a run.")
+        return {key: loader.construct_object(node, deep=True) for key, node in _entries(root, path, {})}
+
+
+def dump_mapping(values: Mapping[str, Any]) -> str:
+    """The values as YAML in their order, from which `read_mapping`, `read_saved_values` and PyYAML read the same."""
+    text: str = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False)
+    return text
+
+
+@contextlib.contextmanager
+def _parsed(
+    path: Path, loader_type: type[yaml.SafeLoader]
+) -> Iterator[tuple[yaml.SafeLoader, yaml.MappingNode | None]]:
+    """Gives the loader and the top level of a file, None for an empty file; mistakes in it become a UsageError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"Cannot read the file {path}: {reason}.") from None
-    loader = _Loader(text)
+    loader = loader_type(text)
     try:
         for event in yaml.parse(text):
             if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
                 where = "" if event.start_mark is None else f" in line {event.start_mark.line + 1}"
                 raise UsageError(f"{path} has the tag {event.tag}{where}: values have no tags here.")
         root = loader.get_single_node()
-        return {} if root is None else _read_node(loader, root, path, settings or all_settings())
-    except yaml.YAMLError as error:
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise UsageError(f"{path} must hold `name: value` lines.")
+        yield loader, root
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that does not exist
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     finally:
         loader.dispose()
 
 
-def _read_node(loader: _Loader, root: yaml.Node, path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
-    if not isinstance(root, yaml.MappingNode):
-        raise UsageError(f"{path} must hold `name: value` lines.")
-    values: dict[str, Any] = {}
+def _entries(root: yaml.MappingNode, path: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values of a mapping; raises a UsageError at the second of two equal keys."""
+    seen = set()
     for key_node, value_node in root.value:
         key = str(key_node.value)
         if key not in settings and key.replace("-", "_") in settings:
             key = key.replace("-", "_")
-        if key in values:
+        if key in seen:
             raise UsageError(f"{path} has {key} twice, the second time in line {key_node.start_mark.line + 1}.")
+        seen.add(key)
+        yield key, value_node
+
+
+def _read_node(
+    loader: yaml.SafeLoader, root: yaml.MappingNode, path: Path, settings: Mapping[str, Setting]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value_node in _entries(root, path, settings):
         setting = settings.get(key)
         is_null = setting is not None and setting.is_nullable and value_node.tag == "tag:yaml.org,2002:null"
         if setting is not None and setting.is_text and isinstance(value_node, yaml.ScalarNode) and not is_null:

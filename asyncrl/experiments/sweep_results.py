@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from asyncrl.analysis import drawing
 from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import UNKNOWN, cell, section
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
+from asyncrl.config.settings import dump_mapping
 from asyncrl.experiments.objective import Objective
 from asyncrl.experiments.search_space import settings_of
 from asyncrl.runtime.run_folder import write_text_atomically
@@ -120,7 +119,7 @@ def write_best(folder: Path, flags: Sequence[str], best: Sequence[Result]) -> No
         f"# Found by a sweep: {first.run} of {folder.name}.\n"
         f"# Use it with: python -m asyncrl.train --config={folder / BEST} --experiment=NAME\n"
     )
-    values = yaml.safe_dump(best_settings((*flags, *first.flags)), sort_keys=False)
+    values = dump_mapping(best_settings((*flags, *first.flags)))
     write_text_atomically(folder / BEST, comment + values)
 
 

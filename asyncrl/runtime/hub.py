@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.settings import read_mapping
+from asyncrl.config.settings import read_saved_values
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.run_folder import MARKER
 
@@ -158,7 +158,7 @@ def _settings_in(run: Path) -> Iterator[dict[str, Any]]:
             if path.suffix == ".json":
                 read.append(json.loads(path.read_text(encoding="utf-8")))
             elif path.exists():
-                read.append(read_mapping(path))  # as a run reads it
+                read.append(read_saved_values(path))  # as a run reads it
         except (OSError, ValueError) as error:
             raise UsageError(f"Cannot read {path}: {explain(error)}") from error
     while read:

@@ -182,13 +182,12 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """Writes every setting of the run, default values too, except the settings of one start of the program."""
-        import yaml
-
         from asyncrl.config.schema import OF_ONE_START
+        from asyncrl.config.settings import dump_mapping
 
         with self._writing():
             values = config.model_dump(mode="json", exclude=set(OF_ONE_START))
-            write_text_atomically(self.config, yaml.safe_dump(values, sort_keys=False))
+            write_text_atomically(self.config, dump_mapping(values))
 
     def read_config(self) -> TrainConfig:
         """Reads the settings of the run; those of one start of the program have their defaults.
@@ -196,15 +195,13 @@ class RunFolder:
         Raises:
             UsageError: the file is missing or is not what `write_config` wrote.
         """
-        import yaml
-
         from asyncrl.config.schema import TrainConfig
+        from asyncrl.config.settings import read_saved_values
 
+        values = read_saved_values(self.config)
         try:
-            return TrainConfig.from_saved(yaml.safe_load(self.config.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise UsageError(f"Cannot read the settings of the run: {self.config}: {error.strerror}.") from error
-        except (UsageError, ValueError, yaml.YAMLError) as error:
+            return TrainConfig.from_saved(values)
+        except (UsageError, ValueError) as error:
             raise UsageError(f"{self.config} does not hold the settings of a run: {str(error).rstrip('.')}.") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from pathlib import Path
 
@@ -17,8 +19,30 @@ from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, RLLIB, SAM
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.settings import all_settings
+from asyncrl.config.settings import all_settings, dump_mapping, read_mapping, read_saved_values
 from asyncrl.config.warnings import find_warnings
+
+TEXTS = [
+    "none",
+    "None",
+    "~",
+    "",
+    "12e5",
+    "1e-4",
+    "5E3",
+    "inf",
+    "+inf",
+    "NaN",
+    "08",
+    "010",
+    "1:30",
+    "0x1f",
+    "on",
+    "=",
+    "5",
+]
+"""Texts that YAML 1.1 or asyncrl's own reader takes for something else where they have no quotes."""
+NUMBERS = [1, -3, 0.0001, -1e-05, 1e20, 1e16, 5e-324, 10**30, True, None]
 
 
 def messages(argv: list[str]) -> list[str]:
@@ -423,7 +447,36 @@ def test_the_short_page_of_help_shows_common_settings_and_names_the_sections(
 
 
 def test_a_written_config_reads_back_as_it_was(tmp_path: Path) -> None:
-    config = load(["--env=Humanoid-v5", "--experiment=007", "--learning_rate=1e-5", "--save_best_metric=none"]).config
+    flags = ["--env=Humanoid-v5", "--experiment=007", "--learning_rate=1e-5", "--save_best_metric=none"]
+    config = load([*flags, f"--env_kwargs={json.dumps({'texts': TEXTS, 'numbers': NUMBERS})}"]).config
     file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump()))
+    file.write_text(dump_mapping(config.model_dump()))
     assert load([f"--config={file}", "--preset=none"]).config == config
+
+
+def test_a_written_file_means_the_same_to_every_reader(tmp_path: Path) -> None:
+    values = {"env_kwargs": {"texts": TEXTS, "numbers": [*NUMBERS, math.inf, -math.inf], **dict.fromkeys(TEXTS, True)}}
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_mapping(values))
+    assert read_mapping(file) == read_saved_values(file) == yaml.safe_load(file.read_text()) == values
+    file.write_text(yaml.safe_dump(values))  # as earlier versions wrote the settings of a run
+    assert read_saved_values(file) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("[1]", "must hold `name: value` lines"),
+        ("env: a\nenv: b", "has env twice, the second time in line 2"),
+        ("env: !!null a", "has the tag"),
+        ("env: 2020-13-45", "is not valid YAML: month must be in 1..12"),
+        ("env: &a [*a]", "is not valid YAML"),
+    ],
+)
+def test_saved_settings_that_no_run_has_written_are_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        read_saved_values(file)
+    assert said in str(raised.value) and "\n" not in str(raised.value)

@@ -20,7 +20,7 @@ from asyncrl.experiments.runs import PlannedRun
 from asyncrl.experiments.slots import Ended
 from asyncrl.experiments.study import Definition, Result, Study, define, read_definition
 from asyncrl.experiments.sweep import RunningTrial, Sweep
-from asyncrl.experiments.sweep_results import Candidate, best_settings, report
+from asyncrl.experiments.sweep_results import Candidate, best_settings, report, write_best
 from asyncrl.runtime.run_folder import RunFolder
 from asyncrl.sweep import main
 
@@ -329,6 +329,13 @@ def test_the_best_settings_need_no_preset(tmp_path) -> None:
     with_preset, without = load(flags).config, load([f"--config={path}", "--preset=none"]).config
     kept = {"seed": 0, "eval_every_env_steps": None}
     assert without == with_preset.model_copy(update=kept)
+
+
+def test_texts_among_the_best_settings_stay_texts(tmp_path) -> None:
+    env_kwargs = {"mode": "none", "id": "12e5"}
+    result = Result(0, "trial_0000", "complete", 1.0, (), None)
+    write_best(tmp_path, (*FLAGS, f"--env_kwargs={json.dumps(env_kwargs)}"), [result])
+    assert load([f"--config={tmp_path / 'best.yaml'}"]).config.env_kwargs == env_kwargs
 
 
 def test_settings_that_were_tried_twice_have_the_rank_of_their_better_trial(monkeypatch) -> None:
