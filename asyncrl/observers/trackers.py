@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import queue
+import re
 import threading
 import time
 import uuid
@@ -150,7 +151,7 @@ class MlflowRun:
         from mlflow.entities import Metric
 
         now_ms = time.time_ns() // 1_000_000
-        metrics = [Metric(name, value, now_ms, env_steps) for name, value in scalars.items()]
+        metrics = [Metric(_as_mlflow_name(name), value, now_ms, env_steps) for name, value in scalars.items()]
         self._client.log_batch(self.id, metrics=metrics)
 
     def save(self, name: str, files: Sequence[Path]) -> None:
@@ -162,6 +163,12 @@ class MlflowRun:
 
     def close(self, has_failed: bool) -> None:
         self._client.set_terminated(self.id, "FAILED" if has_failed else "FINISHED")
+
+
+def _as_mlflow_name(name: str) -> str:
+    """A metric's name with `_` for what MLflow refuses: other characters, and parts that no path may have."""
+    parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
 
 
 class TrackioRun:

@@ -19,7 +19,7 @@ from asyncrl import RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.observers import trackers
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.observers.trackers import LIBRARIES, RESUMED_AT, TRACKERS, TrackedRunInfo, Tracker
+from asyncrl.observers.trackers import LIBRARIES, RESUMED_AT, TRACKERS, MlflowRun, TrackedRunInfo, Tracker
 from asyncrl.runtime.checkpoint import latest, saved_env_steps
 
 ROOT = Path(asyncrl.__file__).parents[1]
@@ -235,6 +235,42 @@ def test_a_tracker_that_fails_is_warned_about_once_and_training_completes(fails_
     (warning,) = listens.said
     assert warning == "warning: --track=fake is off, training continues: ConnectionError: no server"
     assert fake.ends == []
+
+
+class StrictClient:
+    """Stands in for MLflow's client: refuses the metrics that MLflow's stores refuse, and keeps the others."""
+
+    def __init__(self) -> None:
+        self.logged: dict[str, float] = {}
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any]) -> None:
+        from mlflow.utils.validation import _validate_metric_name
+
+        for metric in metrics:
+            _validate_metric_name(metric.key)
+            self.logged[metric.key] = metric.value
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("success", "success"),
+        ("leg 1: x-y_z.w", "leg 1: x-y_z.w"),
+        ("success (%)", "success ___"),
+        ("dist[m]", "dist_m_"),
+        ("goal#1\n", "goal_1_"),
+        ("a+b", "a_b"),
+        ("a//b", "a/_/b"),
+        ("../b", "_/b"),
+        ("", "_"),
+    ],
+)
+def test_mlflow_takes_a_number_of_the_environment_whatever_its_name(name: str, expected: str) -> None:
+    pytest.importorskip("mlflow")
+    run = MlflowRun.__new__(MlflowRun)  # without a store
+    run.id, run._client = "the-id", StrictClient()
+    run.log(10, {f"episode_extra_stats/{name}": 1.5, "time/fps": 2.0})
+    assert run._client.logged == {f"episode_extra_stats/{expected}": 1.5, "time/fps": 2.0}
 
 
 @pytest.mark.parametrize("waits_in", ["connect", "log"])
