@@ -94,7 +94,8 @@ class _Options(BaseModel):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
-    0 done, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 129 by SIGHUP.
+    0 done, 1 no trial was completed, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 129 by
+    SIGHUP.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     flags = option_flags(_Options)
@@ -121,12 +122,16 @@ def _sweep(arguments: Sequence[str]) -> int:
         num_final_seeds=options.final_seeds,
     )
     with Board() as board:
-        is_complete = sweep.run(
+        outcome = sweep.run(
             board.say, lambda runs: board.show(f"{len(runs)} runs", [Row(run, "training") for run in runs])
         )
-    if is_complete:
-        print((folder / "results.md").read_text(encoding="utf-8"))
-        print(f"results: {folder / 'results.md'}; best settings: {folder / BEST}", flush=True)
+    if outcome == "continued elsewhere":
+        return 0
+    print((folder / "results.md").read_text(encoding="utf-8"), flush=True)
+    if outcome == "no complete trial":
+        print("error: No trial was completed, so the sweep has found no settings.", file=sys.stderr)
+        return 1
+    print(f"results: {folder / 'results.md'}; best settings: {folder / BEST}", flush=True)
     return 0
 
 

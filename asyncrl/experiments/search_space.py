@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Scale = Literal["linear", "log", "log_to_one"]
 _KEYS = ("settings", "space")
 _RANGE_KEYS = ("low", "high", "scale", "values")
-_NOT_SEARCHED = ("env", "seed", "train_dir", "experiment", "restart_behavior", "quiet")
+_NOT_SEARCHED = ("env", "seed", "train_dir", "experiment", "restart_behavior", "quiet", "num_policies")
 _DIGITS = 4
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.machine import Machine
@@ -41,6 +41,8 @@ from asyncrl.experiments.sweep_results import Candidate, write_best, write_repor
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
+Outcome = Literal["complete", "no complete trial", "continued elsewhere"]
+"""How a sweep ends: with `best.yaml`, without a trial that has a value, or with its final test in another process."""
 Say = Callable[[str], None]
 Show = Callable[[Sequence[PlannedRun]], None]
 DEFAULT = "default"
@@ -80,8 +82,8 @@ class Sweep:
     Example:
         definition = Definition(flags=("--env=CartPole-v1",), space=space, objective=Objective("return"))
         sweep = Sweep(Path("train_dir/my_sweep"), definition, num_trials=50)
-        sweep.run()
-        print(sweep.folder / "best.yaml")
+        if sweep.run() == "complete":
+            print(sweep.folder / "best.yaml")
 
     Attributes:
         folder: the study's folder.
@@ -108,7 +110,8 @@ class Sweep:
             num_final_seeds: fresh seeds of each.
 
         Raises:
-            UsageError: no run can start with these settings, or the study has another definition.
+            UsageError: no run can start with these settings or has the return that is optimized, or the study has
+                another definition.
         """
         self.folder = folder
         self._definition = definition
@@ -120,6 +123,11 @@ class Sweep:
         self._flags = (*(as_flag(name, value) for name, value in self._space.settings.items()), *definition.flags)
         self._machine: Machine = machine_of(Slots(num_slots).cores_of_a_slot)
         self._base = plan_run(DEFAULT, folder, self._flags, self._machine)
+        if (num_policies := self._base.config.num_policies) > 1:
+            raise UsageError(
+                f"--num_policies={num_policies} is not possible in a sweep, which optimizes the return of one policy: "
+                "give --num_policies=1."
+            )
         steps, every = self._base.config.train_for_env_steps, self._base.config.eval_every_env_steps
         self._eval_every = every or max(1, steps // 10)
         self._flags += () if every else (f"--eval_every_env_steps={self._eval_every}",)
@@ -129,15 +137,12 @@ class Sweep:
         self._is_new = define(folder, definition)
         self._num_ended, self._num_failed = 0, 0
 
-    def run(self, say: Say = print, show: Show = lambda runs: None) -> bool:
+    def run(self, say: Say = print, show: Show = lambda runs: None) -> Outcome:
         """Runs trials until enough have ended, then the final test.
 
         Args:
             say: is given a sentence for each trial that starts or ends.
             show: is called about once a second with the runs of this process.
-
-        Returns:
-            Whether the sweep is complete; False if another process makes the final test.
 
         Raises:
             UsageError: the first trials all failed.
@@ -152,16 +157,19 @@ class Sweep:
                 self._search(study, owner, say, show)
             finally:
                 write_report(self.folder, study, self._objective, [])
-            if self._num_finalists == 0 or not (finalists := study.best(self._num_finalists)):
-                write_best(self.folder, self._flags, study.best(1))
-                return True
+            finalists = study.best(max(1, self._num_finalists))
+            if not finalists:
+                return "no complete trial"
+            if self._num_finalists == 0:
+                write_best(self.folder, self._flags, finalists[0])
+                return "complete"
             if not owner.claim(self.folder / "final_test"):
                 say("Another process makes the final test.")
-                return False
+                return "continued elsewhere"
             candidates = self._test(finalists, owner, say, show)
             write_report(self.folder, study, self._objective, candidates)
             self._announce(candidates, finalists, say)
-            return True
+            return "complete"
 
     def _search(self, study: Study, owner: Owner, say: Say, show: Show) -> None:
         running: dict[str, RunningTrial] = {}
@@ -299,10 +307,10 @@ class Sweep:
         tested = [each for each in candidates if each.name != DEFAULT and each.values]
         if not tested:
             say("No run of the final test has ended well: best.yaml has the settings of the best trial.")
-            write_best(self.folder, self._flags, finalists[:1])
+            write_best(self.folder, self._flags, finalists[0])
             return
         best = min(tested, key=lambda each: each.rank(self._objective))
-        write_best(self.folder, self._flags, [result for result in finalists if result.run == best.name])
+        write_best(self.folder, self._flags, next(result for result in finalists if result.run == best.name))
         default = next(each for each in candidates if each.name == DEFAULT)
         if default.rank(self._objective) <= best.rank(self._objective):
             say("The default settings are as good as the best trial in the final test: keep them, or search longer.")

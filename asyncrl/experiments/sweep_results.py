@@ -110,16 +110,13 @@ _CHOOSE_PRESET = ("--env", "--algo", "--backend", "--import_modules")
 """Flags from which the preset of an environment and its values follow."""
 
 
-def write_best(folder: Path, flags: Sequence[str], best: Sequence[Result]) -> None:
-    """Writes the settings of the first of these trials to `best.yaml`, for --config; nothing if there is none."""
-    if not best:
-        return
-    first = best[0]
+def write_best(folder: Path, flags: Sequence[str], best: Result) -> None:
+    """Writes the settings of the best trial to `best.yaml`, for --config."""
     comment = (
-        f"# Found by a sweep: {first.run} of {folder.name}.\n"
+        f"# Found by a sweep: {best.run} of {folder.name}.\n"
         f"# Use it with: python -m asyncrl.train --config={folder / BEST} --experiment=NAME\n"
     )
-    values = dump_mapping(best_settings((*flags, *first.flags)))
+    values = dump_mapping(best_settings((*flags, *best.flags)))
     write_text_atomically(folder / BEST, comment + values)
 
 

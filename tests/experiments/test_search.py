@@ -67,6 +67,7 @@ def test_every_draw_is_inside_the_space() -> None:
     [
         ("learning_rat", {"low": 0, "high": 1}, "there is no setting learning_rat; the nearest is learning_rate"),
         ("seed", {"low": 0, "high": 1}, "seed cannot be searched"),
+        ("num_policies", {"values": [1, 2]}, "num_policies cannot be searched"),
         ("gamma", [1, 2], "expected {low: A, high: B"),
         ("gamma", {"low": 1, "high": 1}, "must be less than"),
         ("gamma", {"low": 0, "high": 1, "scale": "log"}, "needs low > 0"),

@@ -40,7 +40,7 @@ def run(folder: Path, definition: Definition, **options: Any) -> tuple[Sweep, li
     said: list[str] = []
     options = {"num_trials": 6, "num_slots": 2, "num_finalists": 2, "num_final_seeds": 2, **options}
     sweep = Sweep(folder, definition, **options)
-    assert sweep.run(said.append)
+    assert sweep.run(said.append) == "complete"
     return sweep, said
 
 
@@ -179,7 +179,7 @@ def test_two_processes_share_a_study(tmp_path, pretends) -> None:
     sweeps = [Sweep(tmp_path, DEFINITION, **options) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(sweep.run, said.append) for sweep in sweeps]
-        assert any(future.result() for future in futures)
+        assert "complete" in [future.result() for future in futures]
     found = trials(tmp_path)
     assert len(found) in (4, 5), "both may start the last trial"
     assert all(state == "complete" for state, _ in found.values())
@@ -320,6 +320,16 @@ def test_a_sweep_whose_first_trials_all_fail_ends_with_the_reason(tmp_path, pret
         run(tmp_path, definition)
 
 
+def test_a_sweep_without_a_completed_trial_names_no_file_and_is_no_success(tmp_path, pretends, capsys) -> None:
+    flags = (*FLAGS, "--track_project=refuses", "--num_trials=2", f"--train_dir={tmp_path}")
+    for final_best in (0, 2):
+        assert main(["--study=study", *flags, f"--final_best={final_best}"]) == 1
+        printed = capsys.readouterr()
+        assert printed.err.splitlines() == ["error: No trial was completed, so the sweep has found no settings."]
+        assert "trial_0001" in printed.out and "best.yaml" not in printed.out
+    assert not (tmp_path / "study" / "best.yaml").exists()
+
+
 def test_the_best_settings_need_no_preset(tmp_path) -> None:
     flags = (*FLAGS, "--learning_rate=0.0123", "--eval_every_env_steps=50", "--seed=4")
     values = best_settings(flags)
@@ -334,7 +344,7 @@ def test_the_best_settings_need_no_preset(tmp_path) -> None:
 def test_texts_among_the_best_settings_stay_texts(tmp_path) -> None:
     env_kwargs = {"mode": "none", "id": "12e5"}
     result = Result(0, "trial_0000", "complete", 1.0, (), None)
-    write_best(tmp_path, (*FLAGS, f"--env_kwargs={json.dumps(env_kwargs)}"), [result])
+    write_best(tmp_path, (*FLAGS, f"--env_kwargs={json.dumps(env_kwargs)}"), result)
     assert load([f"--config={tmp_path / 'best.yaml'}"]).config.env_kwargs == env_kwargs
 
 
@@ -412,6 +422,11 @@ def test_a_setting_that_is_given_is_not_searched(tmp_path, pretends, capsys) -> 
         (("--study=new", "--env=CartPole-v1", "--space=none.yaml"), "neither a file nor a search space"),
         (("--study=new", "--env=CartPole-v1", "--gama=1"), "There is no flag --gama"),
         (("--study=new", "--env=CartPole-v1", "--gamma=2"), "--gamma=2 is not possible"),
+        (
+            ("--study=new", "--env=CartPole-v1", "--num_policies=2"),
+            "--num_policies=2 is not possible in a sweep, which optimizes the return of one policy: "
+            "give --num_policies=1.",
+        ),
         (("--study=../new", "--env=CartPole-v1"), "cannot name a run"),
     ],
 )
