@@ -231,9 +231,6 @@ class OnPolicyLearner:
         config, learning_rate = self._config, self._learning_rate
         if dataset.obs.device != self.device:
             dataset = dataset.to(self.device)
-        if config.final_stddev is not None:
-            progress = env_steps_before / config.train_for_env_steps
-            self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
         if self._has_schedules:
             self._loss_config = scheduled(config, env_steps_before)
             if self._array_update is not None:
@@ -267,6 +264,10 @@ class OnPolicyLearner:
             all_steps += steps
             self._trained = _Trained(dataset, prepared, samples, all_steps, learning_rates)
             is_last = epoch == config.num_epochs or self._exceeds_target_kl(steps)
+            if is_last and config.final_stddev is not None:
+                # After the last step, so that the policy that acts next is the one that its samples are compared with.
+                progress = env_steps_before / config.train_for_env_steps
+                self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
             yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
             if is_last:
                 break
