@@ -5,7 +5,11 @@ import pytest
 from asyncrl import benchmark
 from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import INSTEAD, read_options
+from asyncrl.analysis.benchmark.report import Plots
+from asyncrl.analysis.benchmark.results import LearningFigures
+from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Layout, Variant
+from asyncrl.config import presets
 from asyncrl.config.errors import UsageError
 
 BASE = ["--env=CartPole-v1", "--output=out"]
@@ -110,3 +114,50 @@ def test_a_stopped_benchmark_says_how_to_continue(monkeypatch, capsys):
     monkeypatch.setattr(session, "run", stop)
     assert benchmark.main([*BASE, "--modes=async", "--seeds=1"]) == 130
     assert "The same command continues" in capsys.readouterr().err
+
+
+def test_measurements_with_the_settings_of_a_file_are_made_again_when_it_changes(tmp_path, monkeypatch):
+    path = tmp_path / "settings.yaml"
+    flags = [f"--config={path}", f"--output={tmp_path}/out", "--modes=sync,async", "--seeds=1", "--num_workers=1"]
+    flags += ["--measure_s=0", "--train_for_env_steps=1000", "--learning_rate=0.01"]
+    measured = []
+
+    def carry_out(workshop, task):
+        measured.append(task.name.split()[0])
+        if measured == ["sync", "async", "sync"]:
+            path.write_text("env: CartPole-v1\ngamma: 0.8\n")
+        return LearningFigures(1000, 1.0, 2.0, None, [[1000.0, 1.0, 2.0]])
+
+    def measure():
+        return session.run(session.prepare(read_options(flags)), lambda text: None)
+
+    monkeypatch.setattr(Workshop, "carry_out", carry_out)
+    monkeypatch.setattr(session, "draw_plots", lambda results, folder: Plots({}))
+    path.write_text("env: CartPole-v1\ngamma: 0.7\nlearning_rate: 0.1\n")
+    assert measure()
+    path.write_text(
+        "# a comment, and a value that a flag overrides\nenv: CartPole-v1\ngamma: 0.7\nlearning_rate: 0.2\n"
+    )
+    assert measure()
+    assert measured == ["sync", "async"]
+    path.write_text("env: CartPole-v1\ngamma: 0.9\n")
+    with pytest.raises(UsageError, match="were changed during the benchmark"):
+        measure()
+    assert measured == ["sync", "async", "sync"]
+    assert measure()
+    assert measured == ["sync", "async", "sync", "sync", "async"]
+
+
+def test_what_the_files_of_presets_and_runs_say_is_a_condition(tmp_path, monkeypatch):
+    monkeypatch.setattr(presets, "presets_folder", lambda: tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    for gamma in (0.7, 0.8):
+        (tmp_path / "mine.yaml").write_text(f"envs: [CartPole-*]\nsettings: {{gamma: {gamma}, gae_lambda: 0.5}}\n")
+        (run / "config.yaml").write_text(f"env: CartPole-v1\ngamma: {gamma}\n")
+        for flags, found in (
+            (["--env=CartPole-v1", "--gae_lambda=0.6"], (f"gamma={gamma}",)),
+            (["--env=Acrobot-v1"], ()),
+            ([f"--from_run={run}"], ("env='CartPole-v1'", f"gamma={gamma}")),
+        ):
+            assert session.settings_of_files(read_options(flags)) == found

@@ -108,7 +108,7 @@ _TYPES: dict[str, type[Figures]] = {
 class ResultStore:
     """Figures by task. Each is appended to a file at once, so that a stopped benchmark can continue.
 
-    A saved result counts only for a task with the same flags and conditions.
+    A saved result counts only for a task with the same flags and conditions, which include the settings of files.
     """
 
     def __init__(self, path: Path) -> None:

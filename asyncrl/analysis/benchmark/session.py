@@ -59,6 +59,7 @@ class Benchmark:
     config: TrainConfig
     variants: tuple[Variant, ...]
     tasks: tuple[Task, ...]
+    protocol: Protocol
     checkpoint: Path | None
     is_vectorized: bool
 
@@ -95,14 +96,14 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     first = next(iter(variants.values()))
     is_vectorized = first.spec is not None and first.spec.is_vectorized
     tasks = ordered_tasks(list(variants), options.seeds, protocol)
-    return Benchmark(options, first.config, tuple(variants), tuple(tasks), checkpoint, is_vectorized)
+    return Benchmark(options, first.config, tuple(variants), tuple(tasks), protocol, checkpoint, is_vectorized)
 
 
 def run(benchmark: Benchmark, say: Say) -> bool:
     """Makes the missing measurements and writes the report; returns whether every task has a result.
 
     Raises:
-        UsageError: the output folder cannot be written.
+        UsageError: the output folder cannot be written, or a file with settings was changed since `prepare`.
         EnvironmentFailed: the environment raised during the recording of the policy.
     """
     try:
@@ -138,6 +139,11 @@ def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, st
     for number, task in enumerate(todo, start=1):
         started = time.monotonic()
         label = f"{number}/{len(todo)} {task}"
+        if _protocol(benchmark.options, benchmark.checkpoint) != benchmark.protocol:
+            raise UsageError(
+                "The settings in the preset, in --config or in the run of --from_run were changed during the "
+                "benchmark: the same command measures with the new ones."
+            )
         try:
             store.add(task, workshop.carry_out(task), code)
         except TaskFailed as error:
@@ -207,8 +213,21 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
         simulation=(*passed, f"simulate_s={own.simulate_s:g}", f"policy={checkpoint}", f"steps={own.record_steps}"),
         throughput=throughput,
         learning=learning,
-        conditions=(f"warm_up_s={own.warm_up_s:g}", f"episodes={own.episodes}"),
+        conditions=(f"warm_up_s={own.warm_up_s:g}", f"episodes={own.episodes}", *settings_of_files(options)),
     )
+
+
+def settings_of_files(options: BenchmarkOptions) -> tuple[str, ...]:
+    """Returns the settings that the preset and the --config file give, as `name=value`.
+
+    They belong to the conditions of a measurement: the file that a flag names may change.
+    """
+    found: set[str] = set()
+    for mode in options.own.modes:  # the preset depends on the backend
+        loaded = load((*options.train_flags, *mode_flags(mode)), lenient=True)
+        names = [name for name, origin in loaded.origins.items() if origin.startswith(("preset ", "file "))]
+        found.update(f"{name}={getattr(loaded.config, name)!r}" for name in names)
+    return tuple(sorted(found))
 
 
 def _check(flags: tuple[str, ...], num_ranks: int) -> preflight.Preflight:
