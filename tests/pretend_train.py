@@ -1,7 +1,8 @@
 """Stands in for `asyncrl.train` where what starts runs is tested: a run's files without training.
 
 The return of an evaluation is learning_rate times the steps. `track_project` says how the run behaves: `fails`,
-`fails_once`, `refuses` (as for a user's mistake), `slow`, or anything else to do well.
+`fails_once`, `fails_at_once` (the first time, before it opens its folder), `refuses` (as for a user's mistake), `slow`,
+or anything else to do well.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 from asyncrl.config.loading import load
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
@@ -17,6 +19,11 @@ from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 def main() -> int:
     config = load(sys.argv[1:], find_saved=find_saved_config).config
     assert config.experiment is not None
+    has_failed = Path(config.train_dir) / "has_failed"
+    if config.track_project == "fails_at_once" and not has_failed.exists():
+        has_failed.touch()
+        print("error: something broke", file=sys.stderr)
+        return 1
     with RunFolder.create(config.train_dir, config.experiment, config.restart_behavior) as folder:
         starts = folder.path / "starts"
         num_starts = len(starts.read_text()) if starts.exists() else 0

@@ -56,7 +56,7 @@ class LaunchedRun:
         state: `trained` runs wait for their evaluation.
         num_failures: how often its command has failed in this launch.
         error: why it failed last.
-        once: flags of its next start only.
+        once: flags of its starts until the folder has the settings of the grid.
     """
 
     run: PlannedRun
@@ -241,7 +241,7 @@ class Launch:
                 _evaluation_file(each.run).unlink(missing_ok=True)
                 say(f"{each.run.name}: starts" + (f" (attempt {each.num_failures + 1})" if each.num_failures else ""))
                 slots.start(each.run.training(*each.once))
-                each.state, each.once = "training", ()
+                each.state = "training"
             else:
                 assert self._grid.evaluation is not None
                 slots.start(_evaluating(each.run, self._grid.evaluation))
@@ -268,6 +268,8 @@ class Launch:
             each.state = "failed"
             say(f"{each.run.name}: failed with {each.error}")
             return
+        if not changed_settings(each.run):  # otherwise it failed before it moved or changed the earlier run
+            each.once = ()
         each.state = "waiting" if was == "training" else "trained"
         say(f"{each.run.name}: {each.error}; it is started again")
 

@@ -103,6 +103,27 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, without).make_all()
 
 
+@pytest.mark.parametrize(
+    ("if_changed", "behaviour", "counts"),
+    [
+        ("repeat", "fails_at_once", {"seed0": 1, "seed0_old": 1}),
+        ("repeat", "fails_once", {"seed0": 2, "seed0_old": 1}),  # the failed start had moved the old run
+        ("resume", "fails_at_once", {"seed0": 2}),
+    ],
+)
+def test_a_changed_run_that_fails_before_its_settings_are_saved_starts_again_in_the_same_way(
+    tmp_path, pretends, if_changed, behaviour, counts
+) -> None:
+    text = "settings: {env: CartPole-v1, train_for_env_steps: 1000, track_project: well, gamma: 0.9}"
+    assert launch(tmp_path, text).make_all()
+    changed = text.replace("1000", "2000").replace("well, gamma: 0.9", behaviour)
+    made = launch(tmp_path, changed, if_changed=if_changed)
+    assert made.make_all()
+    assert starts(tmp_path) == counts
+    assert not changed_settings(made.runs[0].run)
+    assert made.runs[0].num_failures == 1
+
+
 def test_a_run_that_a_callback_has_ended_can_be_resumed_with_other_settings(tmp_path, pretends) -> None:
     text = GRID.replace("[well, fails_once]", "[well]").replace("evaluate: {episodes: 5}", "").replace("seeds: 2", "")
     made = launch(tmp_path, text)
