@@ -255,7 +255,8 @@ def group_runs(runs: Iterable[Run], pattern: re.Pattern[str] | None) -> dict[str
     With a pattern, runs whose names have the same first capture group (without one, the same match) are a group, and a
     run without a match is alone. Without a pattern, a group has the same settings, apart from seed, length and place,
     and names that differ only in a number or in date and time at the end. Its name is the common part of theirs, with
-    the settings in which it differs from other groups of that name. A run without such a sibling keeps its name.
+    the settings in which it differs from other groups of that name. A run without such a sibling keeps its name; it
+    joins a group of that name if the settings are the same.
     """
     groups: dict[str, list[Run]] = {}
     if pattern is not None:
@@ -267,11 +268,13 @@ def group_runs(runs: Iterable[Run], pattern: re.Pattern[str] | None) -> dict[str
     by_stem: dict[str, list[Run]] = {}
     for run in runs:
         by_stem.setdefault(_SUFFIX.sub("", run.name), []).append(run)
-    for stem, of_stem in by_stem.items():
-        differing = differing_settings(of_stem)
-        for run in of_stem:
-            values = ", ".join(f"{name}={run.config.get(name)}" for name in differing)
-            name = run.name if len(of_stem) == 1 else stem
+    by_name: dict[str, list[Run]] = {}
+    for stem, of_stem in by_stem.items():  # the name of a lone run may be the stem of others
+        by_name.setdefault(stem if len(of_stem) > 1 else of_stem[0].name, []).extend(of_stem)
+    for name, of_name in by_name.items():
+        differing = differing_settings(of_name)
+        for run in of_name:
+            values = ", ".join(f"{setting}={run.config.get(setting)}" for setting in differing)
             groups.setdefault(f"{name} ({values})" if values else name, []).append(run)
     return groups
 

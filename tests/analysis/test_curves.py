@@ -158,6 +158,13 @@ def test_runs_that_the_program_named_are_one_group_only_with_the_same_settings()
     assert list(groups_of(names[:2], **configs)) == ["Ant_ppo"]
 
 
+def test_a_name_that_is_the_common_part_of_others_is_in_their_group_only_with_the_same_settings():
+    names = ["ppo_64", "ppo_64_seed0", "ppo_64_seed1"]
+    sizes = {"ppo_64": {"batch_size": 64}, **{name: {"batch_size": 128} for name in names[1:]}}
+    assert groups_of(names, **sizes) == {"ppo_64 (batch_size=64)": names[:1], "ppo_64 (batch_size=128)": names[1:]}
+    assert groups_of(names, **{name: {"batch_size": 64} for name in names}) == {"ppo_64": names}
+
+
 def test_a_pattern_groups_by_what_it_finds():
     names = ["w2_a", "w2_b", "w4_a", "other"]
     assert groups_of(names, re.compile("w[0-9]")) == {"w2": ["w2_a", "w2_b"], "w4": ["w4_a"], "other": ["other"]}
