@@ -14,7 +14,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values, [N], at strictly increasing positions, [N]: environment steps or seconds."""
+    """Values, [N], at strictly increasing positions, [N]: environment steps or seconds.
+
+    NaN is no value; between it and its neighbours there is no value either.
+    """
 
     positions: Array
     values: Array
@@ -25,11 +28,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """Mean over several curves, [G], and standard deviation over them; None for a single curve."""
+    """Mean over several curves, [G], and standard deviation over them; None for a single curve.
+
+    `counts`, [G], are the numbers of curves that have a value; None if they were not counted.
+    """
 
     positions: Array
     mean: Array
     std: Array | None
+    counts: Array | None = None
 
 
 def make_curve(points: Iterable[tuple[float, float]], keep: Literal["first", "last"] = "last") -> Curve:
@@ -40,34 +47,41 @@ def make_curve(points: Iterable[tuple[float, float]], keep: Literal["first", "la
     return Curve(positions, values)
 
 
-def common_grid(curves: Sequence[Curve]) -> Array:
-    """Returns the positions of all curves within their common range, with its ends; empty without a common range.
+def common_grid(curves: Sequence[Curve], within: Sequence[Curve] | None = None) -> Array:
+    """Returns the positions of all curves within the common range of `within`, with its ends; empty without a range.
 
-    Between two neighbours of the grid each curve is a straight line, so the mean over the curves is exact there.
+    By default `within` is all curves. Between two neighbours of the grid each curve is a straight line, so the mean
+    over the curves is exact there.
     """
-    low = max(curve.positions[0] for curve in curves)
-    high = min(curve.positions[-1] for curve in curves)
+    low = max(curve.positions[0] for curve in within or curves)
+    high = min(curve.positions[-1] for curve in within or curves)
     positions = np.unique(np.concatenate([curve.positions for curve in curves]))
-    within: Array = positions[(positions >= low) & (positions <= high)]
-    return within
+    grid: Array = positions[(positions >= low) & (positions <= high)]
+    return grid
 
 
 def interpolate(curves: Sequence[Curve], grid: Array) -> Array:
-    """Returns each curve's values at the positions of a grid, by linear interpolation: [C, G] float64."""
-    return np.stack([np.interp(grid, curve.positions, curve.values) for curve in curves])
+    """Returns each curve's values at the positions of a grid, by linear interpolation: [C, G] float64.
+
+    NaN before the first point of a curve and after its last one.
+    """
+    return np.stack([np.interp(grid, curve.positions, curve.values, left=np.nan, right=np.nan) for curve in curves])
 
 
-def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1]) -> Band:
-    """Returns mean and standard deviation over curves, where all of them have values.
+def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Curve] | None = None) -> Band:
+    """Returns mean and standard deviation over curves, at each position over those that have a value there.
 
     Args:
         curves: at least one, each with at least one point.
         ddof: 0 if the curves are the whole population, such as a run's workers; 1 if they are a sample, such as seeds.
+        within: the curves whose common range is shown; by default all of them.
     """
-    grid = common_grid(curves)
+    grid = common_grid(curves, within)
     values = interpolate(curves, grid)
-    std = None if len(curves) <= ddof else values.std(axis=0, ddof=ddof)
-    return Band(grid, values.mean(axis=0), std)
+    counts = np.isfinite(values).sum(axis=0)
+    grid, values, counts = grid[counts > 0], values[:, counts > 0], counts[counts > 0]
+    std = None if len(curves) <= ddof else np.nanstd(values, axis=0, ddof=ddof)
+    return Band(grid, np.nanmean(values, axis=0), std, counts)
 
 
 def moving_average(values: Array, window: int) -> Array:

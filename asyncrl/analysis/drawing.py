@@ -122,9 +122,7 @@ def draw_trial(trial: Trial, path: Path) -> None:
     figure = new_figure(8.0, 7.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     count = len(trial.members)
-    label = f"mean of {count} {trial.unit}{'s' if count > 1 else ''}"
-    if not count:
-        label = "mean over the last 100 episodes of all workers"
+    label = f"mean of {trial.num_averaged}" if count else "mean over the last 100 episodes of all workers"
     _draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
     upper.set_title(trial.run)
     steps, average = trial.returns.positions, trial.average

@@ -40,7 +40,8 @@ class Trial:
         run: name of the run.
         unit: what `members` are.
         members: indices of the workers or ranks; empty if `returns` is the run's own curve.
-        returns: mean and standard deviation over the members, over environment steps of all of them or of each (`x`).
+        returns: mean and standard deviation over the members that have a return at a position, over environment steps
+            of all of them or of each (`x`).
         window: records in the moving average.
         average: [G] float64, moving average of the mean return.
     """
@@ -52,6 +53,14 @@ class Trial:
     window: int
     average: Array
     x: XAxis = "total_steps"
+
+    @property
+    def num_averaged(self) -> str:
+        """How many members the mean is over, in words: a resumed run may have other workers or ranks than before."""
+        assert self.returns.counts is not None, "a trial without members has no mean over them"
+        least, most = self.returns.counts.min(), self.returns.counts.max()
+        count = f"{most}" if least == most else f"{least} to {most}"
+        return f"{count} {self.unit}{'s' if most > 1 else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the numbers as plain data."""
@@ -86,7 +95,12 @@ def make_trial(run: Run, window: int | None, x: XAxis = "total_steps") -> Trial:
         raise UsageError(f"--x={x} is not possible for the trial of {run.name}: its curves give {axes}.")
     if not members and len(own) == 0:
         raise UsageError(f"Run {run.name} has recorded no return yet: wait until an episode has ended.")
-    returns = mean_band(list(members.values()), ddof=0) if members else Band(own.positions, own.values, None)
+    if members:
+        lasting = run.lasting_units()
+        within = [curve for member, curve in members.items() if member in lasting]
+        returns = mean_band(list(members.values()), ddof=0, within=within or None)
+    else:
+        returns = Band(own.positions, own.values, None)
     count = len(returns.positions)
     if count == 0:
         whose = f"{run.name}'s {run.unit}s"
@@ -109,8 +123,14 @@ def notes(run: Run, trial: Trial) -> list[str]:
         ]
     found = []
     count = run.num_workers if trial.unit == "worker" else run.num_ranks
-    if count is not None and count != len(trial.members):
+    if count is not None and count > len(trial.members):
         found.append(f"{run.name} has curves of only {len(trial.members)} of its {count} {trial.unit}s.")
+    counts = trial.returns.counts
+    if counts is not None and counts.min() < counts.max():
+        found.append(
+            f"{run.name}: the mean is over {trial.num_averaged}, at each step over those that have a return there, as "
+            f"the run was resumed with another number of {trial.unit}s."
+        )
     own = run.curve(TRAIN_RETURN)
     if len(trial.members) > 1 and len(own) > 0:
         whose = "all workers" if trial.unit == "worker" else "rank 0"

@@ -24,6 +24,8 @@ TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
 STEPS, ELAPSED, CORES = "env_steps", "time/time_elapsed", "perf/cores_in_use"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
+_FIRST_RECORDS = 3
+
 # Settings that may differ between runs of one experiment.
 _MAY_DIFFER = {"seed", "train_for_env_steps", *OF_ONE_START}
 
@@ -121,7 +123,8 @@ class Run:
         """Returns the return curve of each rank or rollout worker, by its index.
 
         Curves are over the environment steps of all, or with `over_own_steps` over those of each: a worker's are
-        recorded; a rank's are the steps of all divided by the number of ranks.
+        recorded; a rank's are the steps of all divided by the number of ranks. Over the steps of all, a worker has NaN
+        where the run had been resumed with fewer workers.
         """
         if self.other_ranks:
             parts = self.num_ranks if over_own_steps else 1
@@ -129,10 +132,24 @@ class Run:
             curves = {rank: _curve(records, TRAIN_RETURN, parts=parts) for rank, records in of_ranks}
         else:
             curves = {}
+            present = self._workers_of_records()
             for worker in self._workers():
-                steps = f"worker/{worker}/env_steps" if over_own_steps else STEPS
-                curves[worker] = _curve(self.records, f"worker/{worker}/ep_rew_mean", steps)
+                name, own_steps = f"worker/{worker}/ep_rew_mean", f"worker/{worker}/env_steps"
+                curve = _curve(self.records, name, own_steps if over_own_steps else STEPS)
+                if len(curve) > 0 and not over_own_steps:
+                    gaps = [(steps, math.nan) for steps, workers in present if worker not in workers]
+                    curve = make_curve([*gaps, *zip(curve.positions, curve.values, strict=True)])
+                curves[worker] = curve
         return {number: curve for number, curve in curves.items() if len(curve) > 0}
+
+    def lasting_units(self) -> set[int]:
+        """Returns the ranks or workers of the whole run: those that no resume has added or left out."""
+        if self.other_ranks:
+            # Ranks that start together write their first records at about the same step.
+            together = self.records[:_FIRST_RECORDS][-1][STEPS]
+            begins = {rank: records[0][STEPS] for rank, records in enumerate(self.other_ranks, start=1) if records}
+            return {0, *(rank for rank, begin in begins.items() if begin <= together)}
+        return set(self._workers()).intersection(*(workers for _, workers in self._workers_of_records()))
 
     def count(self, unit: Unit, remedy: str) -> int:
         """Returns the number of workers or ranks; raises UsageError, which ends with the remedy, if it is unknown."""
@@ -159,6 +176,14 @@ class Run:
             if self.config.get("cluster", "none") != "none" and isinstance(pools, int) and isinstance(each, int):
                 of_rank += pools * each
         return (of_rank or len(self._workers())) * self.num_ranks or None
+
+    def _workers_of_records(self) -> list[tuple[float, set[int]]]:
+        """Environment steps and workers of each record that has workers: a resumed run may have other ones."""
+        names = {worker: f"worker/{worker}/env_steps" for worker in self._workers()}
+        found = (
+            (record[STEPS], {worker for worker, name in names.items() if name in record}) for record in self.records
+        )
+        return [(steps, workers) for steps, workers in found if workers]
 
     def _workers(self) -> list[int]:
         names = {name for record in self.records for name in record}

@@ -67,11 +67,12 @@ def test_a_moving_average_of_nothing_is_refused():
 
 
 def test_workers_are_averaged_at_common_steps_though_they_report_at_different_ones(tmp_path):
+    own_steps = {f"worker/{worker}/env_steps": 4 for worker in range(3)}
     records = [
-        {"env_steps": 10, "worker/0/ep_rew_mean": 0.0, "worker/0/env_steps": 4, "rollout/ep_rew_mean": 77.0},
-        {"env_steps": 20, "worker/1/ep_rew_mean": 6.0, "worker/0/ep_rew_mean": None},
-        {"env_steps": 30, "worker/0/ep_rew_mean": 4.0},
-        {"env_steps": 40, "worker/1/ep_rew_mean": 10.0, "worker/2/env_steps": 4},
+        {**own_steps, "env_steps": 10, "worker/0/ep_rew_mean": 0.0, "rollout/ep_rew_mean": 77.0},
+        {**own_steps, "env_steps": 20, "worker/1/ep_rew_mean": 6.0, "worker/0/ep_rew_mean": None},
+        {**own_steps, "env_steps": 30, "worker/0/ep_rew_mean": 4.0},
+        {**own_steps, "env_steps": 40, "worker/1/ep_rew_mean": 10.0},
     ]
     trial = make_trial(run(tmp_path, records), window=2)
     # Worker 0 is at 2 and 4, worker 1 at 6 and 8; worker 2 has no episode yet.
@@ -82,6 +83,48 @@ def test_workers_are_averaged_at_common_steps_though_they_report_at_different_on
     assert trial.returns.std.tolist() == [2, 2]
     assert trial.average.tolist() == [4, 5]
     assert notes(run(tmp_path, records), trial)[0] == "run has curves of only 2 of its 3 workers."
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "expected"),
+    [((3, 1), [1, 1, 0, 0]), ((1, 3), [0, 0, 1, 1]), ((2, 1, 2), [0.5, 0.5, 0, 0, 0.5, 0.5])],
+)
+def test_a_run_resumed_with_other_workers_is_drawn_from_its_beginning_to_its_end(tmp_path, num_workers, expected):
+    # Worker 0 returns 0, worker 1 1 and worker 2 2; each start of the run has two records.
+    records = []
+    for number, count in enumerate(each for each in num_workers for _ in range(2)):
+        records.append({"env_steps": 10 * number, "rollout/ep_rew_mean": 0.0})
+        for worker in range(count):
+            own_steps = sum(f"worker/{worker}/env_steps" in record for record in records)
+            records[-1] |= {f"worker/{worker}/env_steps": own_steps, f"worker/{worker}/ep_rew_mean": float(worker)}
+    one = run(tmp_path, records, num_workers=num_workers[-1])
+    trial = make_trial(one, window=1)
+    assert trial.returns.positions.tolist() == [10 * number for number in range(len(records))]
+    assert trial.returns.mean.tolist() == expected
+    assert trial.returns.std is not None and trial.returns.std[expected.index(0)] == 0
+    note, of_progress_line = notes(one, trial)
+    assert f"the mean is over 1 to {max(num_workers)} workers, at each step over those that have a return" in note
+    assert f"return {expected[-1]:.1f} as the mean over workers" in of_progress_line
+    if len(num_workers) == 2:  # workers that came or went have made the first steps of their own only
+        own = make_trial(one, 1, "per_worker_steps").returns
+        assert (own.positions.tolist(), own.mean.tolist()) == ([0, 1, 2, 3], [1, 1, 0, 0])
+
+
+def test_a_run_resumed_with_more_ranks_is_drawn_from_its_beginning(tmp_path):
+    def of_rank(steps, value):
+        return tuple({"env_steps": step, "rollout/ep_rew_mean": value} for step in steps)
+
+    first = run(tmp_path, of_rank(range(10, 70, 10), 0.0))
+    more = dataclasses.replace(first, other_ranks=(of_rank((45, 60), 4.0),))
+    trial = make_trial(more, window=1)
+    assert trial.returns.positions.tolist() == [10, 20, 30, 40, 45, 50, 60]
+    assert trial.returns.mean.tolist() == [0, 0, 0, 0, 2, 2, 2]
+    assert "the mean is over 1 to 2 ranks" in notes(more, trial)[0]
+
+    together = dataclasses.replace(first, other_ranks=(of_rank(range(12, 62, 10), 4.0),))
+    trial = make_trial(together, window=1)
+    assert (trial.returns.positions[0], trial.returns.positions[-1]) == (12, 52)
+    assert set(trial.returns.mean) == {2} and len(notes(together, trial)) == 1
 
 
 def test_a_run_without_worker_curves_has_its_own_and_says_so(tmp_path):
