@@ -50,6 +50,7 @@ class _Options(BaseModel):
     )
     episodes: PositiveInt | None = option(None, "number of episodes [default 3; of matches, one for each pairing]")
     max_steps: PositiveInt | None = option(None, "end each episode after this many steps [default no limit]")
+    env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
     env_kwargs: Json[dict[str, Any]] = option(
         {},
         "keyword arguments for the environment, as JSON, that differ from those of the run",
@@ -104,7 +105,7 @@ def _show(options: _Options) -> None:
     # Imports torch, which takes a second: mistakes of the user are reported before.
     import torch
 
-    from asyncrl.cli.playing import change_env_kwargs, load_opponents
+    from asyncrl.cli.playing import change_env, load_opponents
     from asyncrl.envs.showing import can_open_window, make_shown_env
     from asyncrl.evaluation.episodes import evaluate
     from asyncrl.evaluation.matches import load_team, seats_of
@@ -112,7 +113,7 @@ def _show(options: _Options) -> None:
 
     torch.set_num_threads(1)
     policy = load_policy(path, device=options.device, seed=options.seed)
-    change_env_kwargs(policy, options.env_kwargs)
+    change_env(policy, options.env, options.env_kwargs)
     if options.opponents is None:
         opponents: dict[str, Sequence[Player]] = {}
         team = load_team(policy, path, options.device, options.seed)

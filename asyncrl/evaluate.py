@@ -60,6 +60,7 @@ class _Options(BaseModel):
     seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
     device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
+    env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
     env_kwargs: Json[dict[str, Any]] = option(
         {},
         "keyword arguments for the environment, as JSON, that differ from those of the run",
@@ -220,12 +221,12 @@ def _load(path: Path, options: _Options) -> Policy:
     # Imports torch, which takes a second: mistakes of the user are reported before.
     import torch
 
-    from asyncrl.cli.playing import change_env_kwargs
+    from asyncrl.cli.playing import change_env
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)  # a few observations are too little work for more threads
     policy = load_policy(path, device=options.device, seed=options.seed)
-    change_env_kwargs(policy, options.env_kwargs)
+    change_env(policy, options.env, options.env_kwargs)
     return policy
 
 

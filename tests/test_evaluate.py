@@ -128,6 +128,15 @@ def test_arguments_of_the_environment_may_differ_from_those_of_the_run(trained, 
         assert (code, out) == (2, "") and problem in err and len(err.splitlines()) == 1
 
 
+def test_the_environment_may_have_another_name_but_no_other_spaces(trained, capsys):
+    arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=1", "--num_envs=1")
+    code, out, _ = call(capsys, *arguments, "--env=gymnasium.envs.classic_control:CartPoleEnv")
+    assert code == 0 and out.startswith("gymnasium.envs.classic_control:CartPoleEnv: ")
+    code, out, err = call(capsys, *arguments, "--env=Acrobot-v1")
+    assert (code, out) == (2, "")
+    assert "--env=Acrobot-v1 gives Acrobot-v1 spaces that the policy was not trained with" in err
+
+
 def test_a_seed_below_zero_is_refused(trained, capsys):
     code, out, err = call(capsys, f"--train_dir={trained.path.parent}", "--experiment=run", "--seed=-1")
     assert (code, out) == (2, "") and "--seed=-1 is not possible" in err and len(err.splitlines()) == 1

@@ -95,7 +95,8 @@ def test_saved_settings_that_cannot_be_read_are_one_mistake(folder: RunFolder, c
     ("flag", "is_possible"),
     [
         *(("--learning_rate=0.1", True), ("--async_rl=False", True), ("--train_for_env_steps=99", True)),
-        *(("--env=Acrobot-v1", False), ("--encoder_mlp_layers=[7]", False), ("--normalize_returns=False", False)),
+        *(("--env=moved.here:CartPole-v1", True), ("--env=Acrobot-v1", False)),
+        *(("--encoder_mlp_layers=[7]", False), ("--normalize_returns=False", False)),
     ],
 )
 def test_a_run_goes_on_with_other_settings_but_not_with_another_model(

@@ -15,23 +15,30 @@ from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint, find_pool
 
 
-def change_env_kwargs(policy: Policy, env_kwargs: Mapping[str, Any]) -> None:
-    """Lets a policy play in its environment with other arguments; those of the run that are not given stay.
+def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -> None:
+    """Lets a policy play in another environment, or in its own with other arguments.
+
+    Args:
+        policy: the policy.
+        env: None for the environment of the run.
+        env_kwargs: its arguments; those of the run that are not given stay.
 
     Raises:
-        UsageError: the environment does not take them, or has other spaces with them.
+        UsageError: the environment does not take the arguments, or has other spaces than the policy was trained with.
         EnvironmentFailed: the environment's own code raised.
     """
-    if not env_kwargs:
+    if env is None and not env_kwargs:
         return
-    config = policy.config.model_copy(update={"env_kwargs": {**policy.config.env_kwargs, **env_kwargs}})
-    env = make_checked_env(config)
+    changed = {"env": env or policy.config.env, "env_kwargs": {**policy.config.env_kwargs, **env_kwargs}}
+    config = policy.config.model_copy(update=changed)
+    made = make_checked_env(config)
     try:
-        spec = read_spec(env, config.env_id, config.image_channels)
+        spec = read_spec(made, config.env_id, config.image_channels)
     finally:
-        env.close()
+        made.close()
     if not same_spaces(spec, policy.spec):
-        text = f"--env_kwargs={config.env_kwargs} gives {config.env_id} spaces that the policy was not trained with"
+        given = f"--env={env}" if env is not None else f"--env_kwargs={config.env_kwargs}"
+        text = f"{given} gives {config.env_id} spaces that the policy was not trained with"
         raise UsageError(f"{text}: {spec} instead of {policy.spec}.")
     policy.config = config
 

@@ -58,8 +58,17 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 
 def fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
-    """Changes of settings in `FIXED` that the run reads."""
-    return [change for change in changes(before, now) if change.name in FIXED and missing_for(change.name, now) is None]
+    """Changes of settings in `FIXED` that the run reads.
+
+    An environment whose name in its module is the same may have moved to another module; its spaces are compared later.
+    """
+    found = [change for change in changes(before, now) if change.name in FIXED and not _has_moved(change)]
+    return [change for change in found if missing_for(change.name, now) is None]
+
+
+def _has_moved(change: Change) -> bool:
+    """Whether the change is an environment's name in another module."""
+    return change.name == "env" and change.before.rpartition(":")[2] == change.now.rpartition(":")[2]
 
 
 def as_given(value: Any) -> str:

@@ -338,7 +338,8 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
         near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
     nearest = f"; the nearest are {', '.join(near)}" if near else ""
     if env_id.startswith("__main__:"):
-        return f"{env_id} is a function of a script or a notebook: make it there, or move it to a module."
+        name = env_id.rpartition(":")[2]
+        return f"{env_id} is known in its script or notebook only: move it to a module, and give --env=MODULE:{name}."
     if ":" not in env_id:
         return f"{text}{nearest}. If a module of yours registers it, give --env=MODULE:{registered_id}."
     return f"{text} after importing {env_id.partition(':')[0]!r}{nearest}. Does that module register it?"

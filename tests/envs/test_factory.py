@@ -205,7 +205,7 @@ def test_an_environment_of_the_package_gym_is_said_to_be_that() -> None:
 
 
 def test_a_function_of_a_script_is_not_looked_for_elsewhere() -> None:
-    with pytest.raises(UsageError, match="__main__:make is a function of a script or a notebook"):
+    with pytest.raises(UsageError, match="move it to a module, and give --env=MODULE:make"):
         make_env("__main__:make")
 
 
