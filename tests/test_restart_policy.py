@@ -20,6 +20,7 @@ from asyncrl.monitoring.reports import RestartReport
 from asyncrl.run import restart_policy
 from asyncrl.run.restart_policy import CLEAN_UP_TIMEOUT_S, RestartPolicy, WorkerSpec
 from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
+from asyncrl.runtime.torchrun import RankAddress
 
 WORKERS = ("rollout-0", "rollout-1")
 WORKERS_OF = {name: (worker_idx,) for worker_idx, name in enumerate(WORKERS)}
@@ -56,7 +57,11 @@ class Run:
     """Two rollout workers of asynchronous PPO with local inference, whose clock the test moves."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, workers: Mapping[str, Sequence[int]] = WORKERS_OF, **settings: Any
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        workers: Mapping[str, Sequence[int]] = WORKERS_OF,
+        rank: RankAddress | None = None,
+        **settings: Any,
     ) -> None:
         self.now = 1000.0
         clock = types.SimpleNamespace(monotonic=self._read_clock)
@@ -67,7 +72,7 @@ class Run:
         arena = Arena.create(arena_specs(spec, plan, num_weights=8))
         self.control = RunControl(arena, 2)
         self.worker_deaths = WorkerDeaths(arena, has_server=False, has_slots=True)
-        setup = types.SimpleNamespace(config=config, control=self.control, worker_deaths=self.worker_deaths)
+        setup = types.SimpleNamespace(config=config, control=self.control, worker_deaths=self.worker_deaths, rank=rank)
         setup.for_restart = lambda: setup
         self.manager, self.reports = FakeProcessManager(), []
         specs = [WorkerSpec(name, print, (), indices) for name, indices in workers.items()]
@@ -85,6 +90,10 @@ class Run:
     def look_after(self, seconds: float) -> None:
         self.now += seconds
         self.restarts.update()
+
+    def look_after_each_second(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.look_after(1.0)
 
 
 @pytest.fixture
@@ -175,13 +184,19 @@ def test_nothing_goes_on_without_the_learner(run: Run, failure: ChildFailure, ki
     assert type(caught.value) is kind
 
 
-def test_nobody_follows_before_all_is_settled_and_that_is_not_waited_for_without_an_end(run: Run) -> None:
+@pytest.mark.parametrize("rank", [None, RankAddress(0, 2, 0, 2, "localhost", 1, False, "meeting")])
+def test_nobody_follows_before_all_is_settled_and_that_is_not_waited_for_without_an_end(
+    monkeypatch: pytest.MonkeyPatch, rank: RankAddress | None
+) -> None:
+    run = Run(monkeypatch, rank=rank, env_start_timeout=20.0)
     run.settles = False
     run.restarts.handle_failures([died("rollout-1")])
-    run.look_after(CLEAN_UP_TIMEOUT_S - 1.0)
+    run.look_after(3600.0)  # all processes were stopped meanwhile
+    timeout_s = CLEAN_UP_TIMEOUT_S if rank is None else CLEAN_UP_TIMEOUT_S + 20.0
+    run.look_after_each_second(int(timeout_s) - 5)
     assert run.manager.started == list(WORKERS)
-    with pytest.raises(RunFailed, match="rollout worker 1 could not be started again"):
-        run.look_after(2.0)
+    with pytest.raises(RunFailed, match=f"rollout worker 1 could not be started again.* within {timeout_s:g} s"):
+        run.look_after_each_second(5)
 
 
 def test_a_process_that_the_kernel_does_not_let_go_of_has_no_successor(run: Run) -> None:

@@ -173,7 +173,14 @@ class Run:
         self._requests.put(RunControl.ask_for_save)
 
     def save_best(self, mean_return: float) -> None:
-        """Saves the current policy as the best so far, in `checkpoints/best`."""
+        """Saves the current policy as the best so far, in `checkpoints/best`.
+
+        Raises:
+            UsageError: evaluations choose the best, in another process.
+        """
+        if self.config.best_metric == "eval":
+            text = "save_best() is not possible where evaluations choose the best checkpoint"
+            raise UsageError(f"{text}: give --save_best_metric=none to choose it yourself.")
         self._requests.put(functools.partial(RunControl.ask_for_best, mean_return=mean_return))
 
     def evaluate(self) -> None:

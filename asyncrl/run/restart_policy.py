@@ -24,6 +24,7 @@ from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, Learn
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 
 CLEAN_UP_TIMEOUT_S = 60.0
+_LONGEST_COUNTED_S = 1.0  # between two calls of `update`: while this process is stopped, others may be, too
 SAME_FAILURE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,11 @@ class RestartPolicy:
         self._steps_at_start: dict[str, int] = {}
         self._worker_deaths = setup.worker_deaths
         self._due_at: dict[str, float] = {}  # of workers that wait for their restart
+        self._overdue_s: dict[str, float] = {}  # how long others have not cleaned up after them
+        self._updated_at = time.monotonic()
+        self._clean_up_timeout_s = CLEAN_UP_TIMEOUT_S
+        if setup.rank is not None:  # its learner begins when the environments of all ranks have started
+            self._clean_up_timeout_s += config.env_start_timeout
         self._failures: list[ChildFailure] = []
         for worker in workers:
             self._start(worker, setup)
@@ -113,16 +119,21 @@ class RestartPolicy:
         if self._is_ending:
             return
         now = time.monotonic()
+        counted_s, self._updated_at = min(now - self._updated_at, _LONGEST_COUNTED_S), now
         for name, due_at in list(self._due_at.items()):
             worker = self._workers[name]
             is_clean = all(map(self._worker_deaths.is_acknowledged, worker.workers))
-            if now >= due_at and is_clean:
-                del self._due_at[name]
+            if now < due_at:
+                continue
+            if is_clean:
+                del self._due_at[name], self._overdue_s[name]
                 self._start(worker, self._setup.for_restart())
-            elif now >= due_at + CLEAN_UP_TIMEOUT_S:
+                continue
+            self._overdue_s[name] += counted_s
+            if self._overdue_s[name] >= self._clean_up_timeout_s:
                 raise RunFailed(
                     f"{title(name)} could not be started again: other processes did not release its "
-                    f"buffers within {CLEAN_UP_TIMEOUT_S:g} s"
+                    f"buffers within {self._clean_up_timeout_s:g} s"
                 )
         running = set(self._processes.running)
         progress = {
@@ -176,7 +187,7 @@ class RestartPolicy:
             self._worker_deaths.announce(worker_idx)
         if worker.workers:
             self._wake_all()
-        self._due_at[worker.name] = now + delay_s
+        self._due_at[worker.name], self._overdue_s[worker.name] = now + delay_s, 0.0
         allowed = f"restart {self._budget.num_taken} of at most {config.max_restarts} in {config.restart_window_s:g} s"
         self._send(RestartReport(worker.name, f"{failure.summary}; it is restarted ({allowed})"))
 

@@ -299,6 +299,8 @@ class ProcessManager:
         if self._running:
             watched = [part for child in self._running.values() for part in (child.sentinel, child.messages)]
             connection.wait(watched, timeout_s)
+        else:  # all wait for a restart
+            time.sleep(timeout_s)
         start_loading_modules(self._context)
         outcomes = []
         for name, child in list(self._running.items()):

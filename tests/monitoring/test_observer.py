@@ -56,6 +56,14 @@ def test_requests_are_counted_for_the_role_that_meets_them(run: Run, control: Ru
     assert (control.num_saves, control.num_evaluations, control.num_best, control.best_return) == (1, 2, 1, 7.0)
 
 
+def test_a_best_checkpoint_has_one_writer(run: Run) -> None:
+    run.config = run.config.model_copy(update={"eval_every_env_steps": 1000})
+    with pytest.raises(UsageError, match="give --save_best_metric=none to choose it yourself"):
+        run.save_best(7.0)
+    run.config = run.config.model_copy(update={"save_best_metric": "none"})
+    run.save_best(7.0)
+
+
 def test_the_newest_dict_is_what_environments_get_and_a_run_that_starts_again_sends_it_again(
     run: Run, control: RunControl
 ) -> None:

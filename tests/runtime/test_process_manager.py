@@ -153,6 +153,14 @@ def test_the_limit_on_open_files_is_raised_as_far_as_possible() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+def test_a_wait_without_children_takes_its_time_too(manager: ProcessManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(processes.time, "sleep", slept.append)
+        assert manager.wait(0.25) == []
+    assert slept == [0.25]
+
+
 def test_a_name_can_be_used_again_once_its_process_is_buried(manager: ProcessManager) -> None:
     pids = []
     for _ in range(3):
