@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.summary import ResumedTotals
 from asyncrl.observers.observer import StartPoint
 from asyncrl.run import resuming
+from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import policy_folder
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 
 SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
@@ -350,6 +353,76 @@ def test_one_sentence_says_which_tensors_begin_new(algo: str, tmp_path: Path) ->
         "trained", EnvSpec("X", vector_observation(9), DiscreteAction(3, 0), None), encoder_mlp_layers=[4]
     )
     assert ("no tensor of its policy fits" in nothing) == (algo == "sac")  # others have a parameter of size 1
+
+
+def several_policies(folder: Path, *policies: dict[str, Any]) -> Path:
+    """A run with a checkpoint of each policy, of which `policies` has the settings; its weights are its number."""
+    own = dict(enumerate(policies))
+    config = TrainConfig(env="CartPole-v1", num_policies=len(policies), policies=own, encoder_mlp_layers=[8])
+    with RunFolder.create(str(folder), "source", "resume") as run:
+        run.write_config(config)
+    for idx in own:
+        of_policy = config.of_policy(idx)
+        weights = {
+            name: torch.full_like(each, idx) for name, each in make_acting_model(SPEC, of_policy).state_dict().items()
+        }
+        state = {"spec": SPEC.to_data(), "config": of_policy.model_dump(mode="json"), "learning_rate": 0.1}
+        content = checkpoint.Checkpoint(weights, {"m": torch.ones(1)}, state)
+        for env_steps in (100 + idx, 200 + idx):
+            checkpoint.save(policy_folder(run.checkpoints, idx), content, env_steps, keep=9)
+    return run.path
+
+
+def begins_with(source: str | Path, folder: Path, **settings: Any) -> TrainConfig:
+    given = {"env": "CartPole-v1", "num_policies": 2, "encoder_mlp_layers": [8], "train_dir": str(folder)}
+    return resuming.resolve_source(TrainConfig(**{**given, **settings}, init_from=str(source)))
+
+
+def test_each_policy_begins_with_the_policy_of_its_number(tmp_path: Path) -> None:
+    path = several_policies(tmp_path, {}, {"gamma": 0.9})
+    for named in ("source", path):
+        config = begins_with(named, tmp_path)
+        assert resuming.find_problems_of_source(config, SPEC) == []
+        assert resuming.find_misfits_of_source(config, SPEC) == ([], [])
+        setup = RunSetup.create(config, resolve(config, Machine(cores=2)), SPEC, tmp_path / "new")
+        for idx in range(2):
+            begun = state_to_begin_with(setup.of_policy(idx))
+            assert begun is not None and begun.is_whole
+            assert {float(each.float().mean()) for each in begun.model.values()} == {float(idx)}
+
+
+def test_a_checkpoint_of_one_policy_is_no_source_of_several(tmp_path: Path) -> None:
+    path = several_policies(tmp_path, {}, {})
+    for one in (path / "checkpoints" / "policy_1", path / "checkpoints" / "policy_1" / "checkpoint_000000000101"):
+        with pytest.raises(UsageError, match="is a checkpoint of one policy, and --num_policies=2 needs one of each"):
+            begins_with(one, tmp_path)
+
+
+def test_the_settings_of_each_policy_are_compared_with_those_of_its_source(tmp_path: Path) -> None:
+    path = several_policies(tmp_path, {}, {"normalize_input": False, "encoder_mlp_layers": [4]})
+
+    def problems(**settings: Any) -> list[str]:
+        config = begins_with(path, tmp_path, **settings)
+        return list(map(str, resuming.find_problems_of_source(config, SPEC)))
+
+    start = f"--init_from={path}: the checkpoint was made with "
+    like_source: dict[str, Any] = {"normalize_input": False, "encoder_mlp_layers": [4]}
+    assert problems(policies={1: like_source}) == []
+    assert problems() == [
+        f"{start}policy.1.normalize_input=False; this run has True. Would pass: --policy.1.normalize_input=False."
+    ]
+    (text,) = problems(policies={1: {**like_source, "nonlinearity": "relu"}})
+    assert text.startswith(f"{start}policy.1.nonlinearity=tanh; this run has relu.")
+    (text,) = problems(policies={1: like_source}, nonlinearity="relu")
+    assert text == f"{start}nonlinearity=tanh; this run has relu. Would pass: --nonlinearity=tanh."
+    (text,) = problems(num_policies=3)
+    assert "made with num_policies=2; this run has 3." in text
+    wider = begins_with(path, tmp_path, policies={1: {"normalize_input": False}})
+    assert resuming.find_problems_of_source(wider, SPEC) == []
+    (warning,) = resuming.find_misfits_of_source(wider, SPEC)[1]
+    assert warning.text.startswith(f"Policy 1: --init_from={path}: ") and "begins new" in warning.text
+    shutil.rmtree(path / "checkpoints" / "policy_1")
+    assert f"{path} has no policy 1" in problems()[0]
 
 
 def test_a_resumed_run_keeps_its_algorithm_and_says_what_may_change(folder: RunFolder) -> None:

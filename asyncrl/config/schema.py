@@ -213,7 +213,7 @@ class TrainConfig(BaseModel):
     init_from: PathText | None = _folder(
         None,
         "run or checkpoint, by path, name or hf://user/name, whose weights, statistics and optimizer to start from, "
-        "at step 0",
+        "at step 0; with several policies a run, each policy from the one with its number",
     )
 
     eval_every_env_steps: PositiveInt | None = _evaluation(

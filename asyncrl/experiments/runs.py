@@ -211,7 +211,7 @@ def with_earlier_names(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _changes_since(saved: TrainConfig, run: PlannedRun) -> list[Change]:
-    # A run saves the checkpoint that init_from was resolved to, and what an environment of tensors needs.
+    # A run saves the folder that init_from was resolved to, and what an environment of tensors needs.
     resolved = {"init_from"}
     if saved.env_backend == "tensor" and run.config.env_backend == "auto":
         resolved |= {"env_backend", *NEEDED_BY_TENSORS}

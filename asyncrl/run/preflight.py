@@ -52,7 +52,7 @@ class Preflight:
     """The result of the checks.
 
     Attributes:
-        config: the settings, with `init_from` replaced by the folder of a checkpoint.
+        config: the settings, with `init_from` replaced by the folder of a checkpoint, or for several policies of a run.
         plan: the resources resolved from them.
         spec: the environment's spaces; None if the environment could not be made.
         problems: reasons why the run cannot start.
@@ -146,8 +146,8 @@ def run(
             problems += _goal_problems(config, spec)
         if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
             problems += _float16_problems(spec)
-        if "init_from" not in _names(of_names):
-            problems += resuming.find_problems_of_source(config, spec)
+        of_source = [] if "init_from" in _names(of_names) else resuming.find_problems_of_source(config, spec)
+        problems += of_source
         if not of_resuming:
             problems += resuming.find_problems_of_checkpoint(config, spec)
         warnings += _env_warnings(config, plan, spec)
@@ -180,7 +180,7 @@ def run(
                 problems.append(_too_large(plan, needed, free))
             else:
                 warnings += _tight_memory(plan, needed, free)
-            if "init_from" not in _names([*of_names, *problems]):
+            if not of_source and not {"init_from", "policies"} & _names([*of_names, *problems]):
                 misfits, notes = resuming.find_misfits_of_source(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
     return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free, traffic)

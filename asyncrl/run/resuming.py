@@ -21,7 +21,7 @@ from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.policy_mapping import specs_of_policies
 from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import checkpoint_folders
+from asyncrl.runtime.locating import checkpoint_folders, find_run, source_of_policy
 from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path
 
@@ -160,10 +160,10 @@ def _find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
 
 
 def resolve_source(config: TrainConfig) -> TrainConfig:
-    """The settings with `init_from` replaced by the checkpoint's folder.
+    """The settings with `init_from` replaced by the checkpoint's folder, or for several policies by the run's folder.
 
     Raises:
-        UsageError: `init_from` names no run or checkpoint.
+        UsageError: `init_from` names no run or checkpoint, or one checkpoint for several policies.
     """
     if config.init_from is None or _newest_to_resume(config) is not None:
         return config
@@ -171,46 +171,73 @@ def resolve_source(config: TrainConfig) -> TrainConfig:
         found = locate_checkpoint(config.init_from, "newest", config.train_dir)
     except UsageError as error:
         raise UsageError(f"--init_from={config.init_from}: {error}") from error
+    if config.num_policies > 1:
+        try:
+            found = find_run(config.init_from, config.train_dir)
+        except UsageError as error:
+            raise UsageError(
+                f"--init_from={config.init_from} is a checkpoint of one policy, and --num_policies="
+                f"{config.num_policies} needs one of each: give the run, of which policy k begins with policy k."
+            ) from error
     return config.model_copy(update={"init_from": str(found)})
 
 
 def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    """Why a run cannot start from the checkpoint `init_from`; a resumed run does not read it."""
+    """Why a run cannot start from the checkpoints in `init_from`; a resumed run does not read them."""
     if config.init_from is None or _newest_to_resume(config) is not None:
         return []
-    path = Path(config.init_from)
     is_removed = config.experiment is not None and config.restart_behavior != "resume"
-    if is_removed and _checkpoints(config).parent.resolve() in path.resolve().parents:
-        text = f"--init_from={path} is in the run that --restart_behavior={config.restart_behavior} removes."
-        return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
-    try:
-        content = checkpoint.load(path)
-        before = TrainConfig.from_saved(content.state["config"])
-        saved = EnvSpec.from_data(content.state["spec"])
-        for own in spec.kinds:
-            if _axes_of_images(saved) != _axes_of_images(own):
-                _check_spaces(saved, own, path)
-    except (checkpoint.CheckpointError, UsageError) as error:
-        return [Problem(("init_from",), f"--init_from: {error}")]
-    except (KeyError, TypeError, ValueError) as error:
-        text = f"--init_from: Checkpoint {path} is damaged: its state is incomplete ({error})."
-        return [Problem(("init_from",), text)]
+    differing: list[list[Change]] = []  # of each policy
+    for policy_idx, (own, own_spec) in enumerate(_policies(config, spec)):
+        path = Path(config.init_from)
+        try:
+            path = source_of_policy(config.init_from, config.num_policies, policy_idx)
+            if is_removed and _checkpoints(config).parent.resolve() in path.resolve().parents:
+                text = f"--init_from={path} is in the run that --restart_behavior={config.restart_behavior} removes."
+                return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
+            content = checkpoint.load(path)
+            before = TrainConfig.from_saved(content.state["config"])
+            saved = EnvSpec.from_data(content.state["spec"])
+            if _axes_of_images(saved) != _axes_of_images(own_spec):
+                _check_spaces(saved, own_spec, path)
+        except (checkpoint.CheckpointError, UsageError) as error:
+            return [Problem(("init_from",), f"--init_from: {error}")]
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"--init_from: Checkpoint {path} is damaged: its state is incomplete ({error})."
+            return [Problem(("init_from",), text)]
+        differing.append(_changes_of_meaning(before, own, own_spec))
+        if before.num_policies != config.num_policies:
+            break  # reported; the source may not have the other policies
+    of_all = [change for change in differing[0] if all(change in others for others in differing)]
+    of_single = [
+        dataclasses.replace(change, name=f"policy.{policy_idx}.{change.name}")
+        for policy_idx, found in enumerate(differing)
+        for change in found
+        if change not in of_all
+    ]
+    if not (of_all or of_single):
+        return []
+    found = [*of_all, *of_single]
+    names = [*(change.name for change in of_all), *(["policies"] if of_single else [])]
+    text = f"--init_from={config.init_from}: the checkpoint was made with {_contrast(found, 'this run has')}."
+    fitting = (" ".join(f"--{change.name}={format_value(change.before)}" for change in found),)
+    return [Problem(tuple(names), text, fitting)]
+
+
+def _changes_of_meaning(before: TrainConfig, now: TrainConfig, spec: EnvSpec) -> list[Change]:
+    """Settings with which the numbers in a checkpoint mean something else to a new run; `spec` is the run's."""
     irrelevant = {"env", "algo", *OF_NETWORKS}
     if not has_own_unit(spec.action):
         irrelevant.add("action_unit")
-    differing = [change for change in fixed_changes(before, config) if change.name not in irrelevant]
-    makes_same_model = not config.is_off_policy or before.algorithm.make_model == config.algorithm.make_model
-    if before.is_off_policy != config.is_off_policy or not makes_same_model:
-        differing.append(Change("algo", before.algo, config.algo))
-    if not differing:
-        return []
-    text = f"--init_from={path}: the checkpoint was made with {_contrast(differing, 'this run has')}."
-    fitting = (" ".join(f"--{change.name}={format_value(change.before)}" for change in differing),)
-    return [Problem(tuple(change.name for change in differing), text, fitting)]
+    found = [change for change in fixed_changes(before, now) if change.name not in irrelevant]
+    makes_same_model = not now.is_off_policy or before.algorithm.make_model == now.algorithm.make_model
+    if before.is_off_policy != now.is_off_policy or not makes_same_model:
+        found.append(Change("algo", before.algo, now.algo))
+    return found
 
 
 def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Problem], list[Problem]]:
-    """What a run cannot take from the checkpoint `init_from`, in which `find_problems_of_source` has found nothing.
+    """What a run cannot take from the checkpoints in `init_from`, in which `find_problems_of_source` has found nothing.
 
     Returns:
         A problem for spaces of which no parameter of the policy fits, and a warning for those of which a part fits.
@@ -222,14 +249,16 @@ def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Pro
     from asyncrl.run.setup import has_same_networks
 
     problems, warnings = [], []
-    content = checkpoint.load(Path(config.init_from))
-    for own in spec.kinds:
-        if content.optimizer and has_same_networks(content.state, config, own):
+    for policy_idx, (own, own_spec) in enumerate(_policies(config, spec)):
+        content = checkpoint.load(source_of_policy(config.init_from, config.num_policies, policy_idx))
+        if content.optimizer and has_same_networks(content.state, own, own_spec):
             continue
-        policy = make_acting_model(own, config).state_dict()
+        policy = make_acting_model(own_spec, own).state_dict()
         fitting = names_that_fit(policy, content.model)
         missing = [name for name in policy if name not in fitting]
         start = f"--init_from={config.init_from}"
+        if config.num_policies > 1:
+            start = f"Policy {policy_idx}: {start}"
         if not set(fitting) - {"statistics"}:
             observed = EnvSpec.from_data(content.state["spec"])
             text = f"{start}: no tensor of its policy fits; it was trained on {observed.observation}."
@@ -239,13 +268,25 @@ def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Pro
         if missing:
             more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
             begin_new.append(f"{', '.join(missing[:_MOST_NAMES])}{more} of the policy")
-        if config.is_off_policy and config.algorithm.actions != "choice":
+        if own.is_off_policy and own.algorithm.actions != "choice":
             begin_new.append("the critics")
         begin_new.append("the optimizer's state")
         taken = f"{len(fitting)} of {len(policy)} tensors of the policy are taken"
         text = f"{start}: {taken}; what begins new: {', '.join(begin_new)}."
         warnings.append(Problem(("init_from",), text))
     return problems, warnings
+
+
+def _policies(config: TrainConfig, spec: EnvSpec) -> list[tuple[TrainConfig, EnvSpec]]:
+    """Settings and spaces of each policy."""
+    found = []
+    for policy_idx, own_spec in enumerate(specs_of_policies(spec, config.maps_policies, config.num_policies)):
+        try:
+            own = config.of_policy(policy_idx)
+        except UsageError:  # reported where settings are checked
+            own = config
+        found.append((own, own_spec))
+    return found
 
 
 def _contrast(differing: list[Change], whose: str) -> str:

@@ -22,7 +22,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.rollout.policy_mapping import specs_of_policies
 from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import policy_folder
+from asyncrl.runtime.locating import policy_folder, source_of_policy
 from asyncrl.runtime.seeding import rank_seed
 from asyncrl.runtime.torchrun import RankAddress
 
@@ -199,7 +199,8 @@ def state_to_begin_with(setup: RunSetup) -> LearnerState | None:
         before = saved.state["config"]
         is_same = (before["learning_rate"], before["lr_schedule"]) == (config.learning_rate, config.lr_schedule)
     elif config.init_from is not None:
-        saved, is_same = checkpoint.load(Path(config.init_from)), False
+        path = source_of_policy(config.init_from, config.num_policies, setup.policy_idx or 0)
+        saved, is_same = checkpoint.load(path), False
         is_whole = bool(saved.optimizer) and has_same_networks(saved.state, config, setup.spec)
     else:
         return None

@@ -104,6 +104,20 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
     return found[0]
 
 
+def source_of_policy(init_from: str, num_policies: int, policy_idx: int = 0) -> Path:
+    """Returns the checkpoint with which a policy of a new run begins.
+
+    Args:
+        init_from: a checkpoint, or for several policies a run: policy k begins with the newest one of its policy k.
+        num_policies: policies of the new run.
+        policy_idx: the policy.
+
+    Raises:
+        UsageError: the run has no such policy, or no checkpoint of it.
+    """
+    return Path(init_from) if num_policies == 1 else find_checkpoint(init_from, policy_idx=policy_idx)
+
+
 def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     """Returns the checkpoint with this name of a run, such as checkpoint_000000100000, best or milestones."""
     folder = checkpoints_of(run, policy_idx)
