@@ -18,7 +18,7 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.probe import probe
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
+from asyncrl.envs.spec import AgentSpaces, BoxAction, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models import registry
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.cores import RecurrentCore
@@ -299,6 +299,32 @@ def test_keys_that_only_the_critic_sees_are_there_and_leave_the_actor_something(
     assert checked("--env=Keys-v0", "--critic_only_keys=hidden").problems == ()
     (problem,) = checked("--env=Choice-v0", "--critic_only_keys=hidden").problems
     assert "no such key of observations; they have no keys." in str(problem)
+
+
+def test_keys_of_the_critic_of_one_policy_are_those_of_its_agents(probed: dict[str, EnvSpec]) -> None:
+    layouts = [
+        ObservationLayout(tuple(ObservationPart((name,), "numbers", (2,), "float32") for name in names))
+        for names in (("seen", "hidden"), ("seen", "own"))
+    ]
+    agents = ("first", "second")
+    one = EnvSpec("Keys-v0", layouts[0], DiscreteAction(2, 0), None, agents)
+    spaces = tuple(AgentSpaces(layout, one.action) for layout in layouts)
+    probed["Keys-v0"] = dataclasses.replace(one, spaces=spaces, of_agents=(0, 1))
+
+    def found(*flags: str) -> list[str]:
+        return [problem.text for problem in checked("--env=Keys-v0", "--num_policies=2", *flags).problems]
+
+    assert found("--policy.0.critic_only_keys=hidden", "--policy.1.critic_only_keys=own") == []
+    missing = "no such key of observations; those of Keys-v0 are"
+    assert found("--policy.0.critic_only_keys=own", "--policy.1.critic_only_keys=hidden") == [
+        f"Policy 0: --critic_only_keys=own: {missing} seen, hidden.",
+        f"Policy 1: --critic_only_keys=hidden: {missing} seen, own.",
+    ]
+    assert found("--critic_only_keys=hidden") == [f"--critic_only_keys=hidden: {missing} seen, own."]
+    assert found("--critic_only_keys=hidden", "--policy.1.critic_only_keys=own") == []
+    assert found("--critic_only_keys=gone", "--policy.1.critic_only_keys=own") == [
+        f"--critic_only_keys=gone: {missing} seen, hidden."
+    ]
 
 
 def test_other_goals_need_single_environments_with_goals(probed: dict[str, EnvSpec]) -> None:

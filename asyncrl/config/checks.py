@@ -43,7 +43,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(replay_problems(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config, plan),
-        *(_critic_only_keys(config) if config.critic_only_keys else ()),
+        *_critic_only_keys(config),
         *(_state_dependent_exploration(config, plan) if config.use_sde else ()),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
@@ -291,7 +291,7 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 def _learning_of_policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """What the settings of single policies, together with those of the run, break of the rules of learning."""
-    of_run = [problem.text for problem in _learning(config, plan)]
+    of_run = [problem.text for problem in (*_learning(config, plan), *_critic_only_keys(config))]
     for idx, own in config.policies.items():
         try:
             of_policy = config.of_policy(idx)
@@ -303,7 +303,7 @@ def _learning_of_policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[P
                 f"--policy.{idx}.{name} is not possible with --use_rnn=True: all policies have as many recurrent cores."
             )
             yield make_problem("policies use_rnn", text, f"--{name} without a number")
-        for problem in _learning(of_policy, plan):
+        for problem in (*_learning(of_policy, plan), *_critic_only_keys(of_policy)):
             if problem.text not in of_run:
                 flags = tuple(
                     flag.replace("--", f"--policy.{idx}.") if flag[2:].partition("=")[0] in own else flag
@@ -313,6 +313,8 @@ def _learning_of_policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[P
 
 
 def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
+    if not config.critic_only_keys:
+        return
     if config.actor_critic_share_weights and not config.is_off_policy:
         text = "--critic_only_keys needs separate networks, because one network for actor and critic sees everything."
         yield make_problem("critic_only_keys actor_critic_share_weights", text, "--actor_critic_share_weights=False")

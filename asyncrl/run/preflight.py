@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import gymnasium
@@ -141,7 +141,7 @@ def run(
         if plan.num_policies > 1 or spec.spaces:
             problems += _mapping_problems(config, spec)
         for kind in spec.kinds:
-            problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
+            problems += _action_problems(config, kind)
         if config.her_goals > 0 and plan.replay is not None:
             problems += _goal_problems(config, spec)
         if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
@@ -153,10 +153,11 @@ def run(
         warnings += _env_warnings(config, plan, spec)
         policies = [config] * plan.num_policies
         try:
-            shared = None if plan.hogwild is None else shared_sizes(spec, config)
             if "policies" not in _names(of_names) | _names(found):
                 policies = [config.of_policy(idx) for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
+            problems += _key_problems_of_policies(policies, specs)
+            shared = None if plan.hogwild is None else shared_sizes(spec, config)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             for own, each in zip(specs, policies, strict=True):
                 if _networks_of_user([each]) or each.algorithm.name not in BUILT_IN:
@@ -321,6 +322,19 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     value = getattr(config, name)
     text = f"--{name}={value} needs continuous actions with finite bounds; {spec.env_id} has {spec.action}: {found}."
     return [Problem((name, "env"), text, (fitting,))]
+
+
+def _key_problems_of_policies(policies: Sequence[TrainConfig], specs: Sequence[EnvSpec]) -> list[Problem]:
+    """The problems of `_key_problems` of each policy, one that several have once."""
+    found: dict[str, Problem] = {}
+    for policy_idx, (config, spec) in enumerate(zip(policies, specs, strict=True)):
+        for problem in _key_problems(config, spec):
+            text = problem.text
+            if "critic_only_keys" in config.policies.get(policy_idx, {}):
+                names = ("policies", *problem.settings)
+                problem = dataclasses.replace(problem, settings=names, text=f"Policy {policy_idx}: {text}")
+            found.setdefault(problem.text, problem)
+    return list(found.values())
 
 
 def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:

@@ -419,6 +419,16 @@ def test_keys_of_the_critic_need_an_actor_of_its_own() -> None:
         assert fitting in only(problems(critic_only_keys=["hidden"], **settings)).suggestions
 
 
+def test_keys_of_the_critic_of_one_policy_need_an_actor_of_its_own() -> None:
+    keys, shared = {"critic_only_keys": ["hidden"]}, {"actor_critic_share_weights": True}
+    assert problems(num_policies=2, policies={0: shared, 1: keys}) == []
+    problem = only(problems(num_policies=2, policies={1: keys}, **shared))
+    assert problem.text.startswith("Policy 1: --critic_only_keys needs separate networks")
+    problem = only(problems(num_policies=2, policies={1: shared}, **keys))
+    assert problem.text.startswith("Policy 1: ")
+    assert problem.suggestions == ("--policy.1.actor_critic_share_weights=False",)
+
+
 def test_ranks_do_not_begin_anew_at_checkpoints() -> None:
     settings: dict[str, Any] = {"env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
     settings |= {"checkpoint_resets": True, "save_every_env_steps": 1000}
