@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,18 +59,32 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     return [Change(name, old[name], new[name]) for name in names if old[name] != new[name]]
 
 
+def is_fixed(name: str, config: TrainConfig) -> bool:
+    """Whether a setting is in `FIXED` and the run reads it."""
+    return name in FIXED and missing_for(name, config) is None
+
+
 def fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     """Changes of settings in `FIXED` that the run reads.
 
     An environment whose name in its module is the same may have moved to another module; its spaces are compared later.
     """
-    found = [change for change in changes(before, now) if change.name in FIXED and not _has_moved(change)]
-    return [change for change in found if missing_for(change.name, now) is None]
+    return [each for each in changes(before, now) if is_fixed(each.name, now) and not _has_moved(each)]
 
 
 def _has_moved(change: Change) -> bool:
     """Whether the change is an environment's name in another module."""
     return change.name == "env" and change.before.rpartition(":")[2] == change.now.rpartition(":")[2]
+
+
+def digest_of_fixed(config: TrainConfig) -> str:
+    """SHA-256 of the settings for which `is_fixed` is true and of the environment's arguments.
+
+    Weights of runs with different digests mean something else, even if their shapes are the same.
+    """
+    names = {"env_kwargs", *(name for name in FIXED if is_fixed(name, config))}
+    values = config.model_dump(mode="json", include=names)
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def as_given(value: Any) -> str:

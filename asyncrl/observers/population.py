@@ -142,7 +142,8 @@ class PopulationTraining(Observer):
             return None
         self._published_at = env_steps
         for name in other_networks:
-            self._say_once(run, f"the run {name} does not count, because it has another network or environment")
+            reason = "it has another network, normalization, algorithm or environment"
+            self._say_once(run, f"the run {name} does not count, because {reason}")
         return members
 
     def _carry_out(

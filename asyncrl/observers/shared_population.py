@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.fixed_settings import digest_of_fixed
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observers.population_rules import Member
 from asyncrl.runtime.run_folder import replacing, run_path
@@ -49,7 +50,7 @@ class SharedFolder:
         self._own = self._path / f"{self.name}.npz"
         where = run_path(config.train_dir, config.experiment).resolve()
         self._about: dict[str, Any] = {"run": f"{socket.gethostname()}:{where}", "env": config.env_id}
-        self._about["algo"] = config.algo
+        self._about |= {"algo": config.algo, "fixed_settings": digest_of_fixed(config)}
         self._published_at = time.monotonic()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -80,9 +81,11 @@ class SharedFolder:
             os.fsync(file.fileno())
 
     def members(self, num_weights: int) -> tuple[dict[str, Member], list[str]]:
-        """The runs that count, this one among them, and the names of those that have another network or environment.
+        """The runs that count, this one among them, and the names of those whose weights mean something else.
 
-        Times are those that the file system has given to the files, so the clocks of machines do not matter.
+        Those have another environment, algorithm or number of weights, or differ in a setting that gives weights their
+        meaning (`digest_of_fixed`). Times are those that the file system has given to the files, so the clocks of
+        machines do not matter.
 
         Args:
             num_weights: elements of this run's block of weights.
@@ -103,7 +106,7 @@ class SharedFolder:
                 member = Member(float(about["objective"]), {name: float(of) for name, of in about["values"].items()})
             except _NOT_A_MEMBER:
                 continue
-            is_same = all(about.get(name) == self._about[name] for name in ("env", "algo"))
+            is_same = all(about.get(name) == self._about[name] for name in ("env", "algo", "fixed_settings"))
             if not is_same or about.get("num_weights") != num_weights:
                 others.append(path.stem)
             elif not is_stale or path == self._own:

@@ -326,6 +326,30 @@ def test_members_that_are_stale_broken_or_of_another_network_do_not_count(tmp_pa
     assert "other does not count" in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        ({"nonlinearity": "relu"}, False),
+        ({"normalize_input": False}, False),
+        ({"normalize_returns": False}, False),
+        ({"action_unit": "raw"}, False),
+        ({"squash_actions": True}, False),
+        ({"encoder": "own"}, False),
+        ({"env_kwargs": {"sutton_barto_reward": True}}, False),
+        ({"gamma": 0.9, "seed": 7, "num_epochs": 2}, True),
+        ({"rnn_size": 8, "tau": 0.1}, True),  # not read
+    ],
+)
+def test_members_whose_weights_mean_something_else_do_not_count(
+    settings: dict[str, Any], counts: bool, tmp_path: Path
+) -> None:
+    other, own = member(tmp_path, "other", **settings), member(tmp_path, "own")
+    other.record((100,), (9.0,))
+    own.record((600,), (1.0,))
+    assert own.lines[-1]["objectives"] == ({"own": 1.0, "other": 9.0} if counts else {"own": 1.0})
+    assert ["other does not count" in text for text in own.messages.texts] == [True] * (not counts)
+
+
 def test_a_file_without_its_final_name_is_no_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, own = member(tmp_path, "writing"), member(tmp_path, "own")
     with monkeypatch.context() as patched:
