@@ -276,7 +276,10 @@ class RunControl:
 
 
 class TrainedSteps:
-    """Environment steps that each policy of a run has been trained on; a word of each has its learner as the writer.
+    """Steps that each policy of a run has been trained on; the words of a policy have its learner as the writer.
+
+    An environment step of several agents counts in the row of one of them, so it counts for one policy only. The sum
+    over the policies is right, but a policy that never plays this agent has none.
 
     Attributes:
         policy_idx: the policy of this process.
@@ -284,16 +287,24 @@ class TrainedSteps:
 
     def __init__(self, arena: Arena, policy_idx: int, num_policies: int) -> None:
         self.policy_idx = policy_idx
-        self._words = [arena.words(f"policy.{idx}.trained_env_steps") for idx in range(num_policies)]
+        self._env_steps = [arena.words(f"policy.{idx}.trained_env_steps") for idx in range(num_policies)]
+        self._agent_steps = [arena.words(f"policy.{idx}.trained_agent_steps") for idx in range(num_policies)]
 
     @property
     def of_others(self) -> int:
-        """The steps of all other policies."""
-        return sum(int(words[0]) for idx, words in enumerate(self._words) if idx != self.policy_idx)
+        """The environment steps of all other policies."""
+        return sum(int(words[0]) for idx, words in enumerate(self._env_steps) if idx != self.policy_idx)
 
-    def note(self, env_steps: int) -> None:
-        """Sets the steps of this process's policy, which must never fall."""
-        self._words[self.policy_idx][0] = env_steps
+    @property
+    def share(self) -> int:
+        """This policy's part of the environment steps of all policies, in proportion to the agents' steps."""
+        env_steps, agent_steps = (sum(int(words[0]) for words in each) for each in (self._env_steps, self._agent_steps))
+        return env_steps * int(self._agent_steps[self.policy_idx][0]) // max(1, agent_steps)
+
+    def note(self, env_steps: int, agent_steps: int) -> None:
+        """Sets the steps of this process's policy and of its agents, which must never fall."""
+        self._env_steps[self.policy_idx][0] = env_steps
+        self._agent_steps[self.policy_idx][0] = agent_steps
 
 
 class PoliciesControl(RunControl):

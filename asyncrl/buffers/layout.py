@@ -119,8 +119,8 @@ def policy_specs(plan: ResourcePlan, num_weights: Sequence[int]) -> list[ArraySp
     """Arrays of each of several policies, under `policy_prefix`."""
     specs: list[ArraySpec] = []
     for policy_idx, num_values in enumerate(num_weights):
-        steps = ArraySpec("trained_env_steps", "int64", (1,))
-        own = [*slot_pool_specs(plan), steps, *control_specs(), *weights_specs(num_values)]
+        steps = [ArraySpec(f"trained_{unit}_steps", "int64", (1,)) for unit in ("env", "agent")]
+        own = [*slot_pool_specs(plan), *steps, *control_specs(), *weights_specs(num_values)]
         specs.extend(_prefixed(policy_prefix(policy_idx), own))
     return specs
 

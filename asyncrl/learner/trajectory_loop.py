@@ -119,7 +119,7 @@ class TrajectoryLoop:
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
         if policies is not None:
-            policies.note(env_steps)
+            policies.note(env_steps, agent_steps)
         self._num_samples, self._agent_steps = num_samples, agent_steps
         self._report_started = time.monotonic()
         self._publish()
@@ -200,10 +200,10 @@ class TrajectoryLoop:
             phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._source.release(columns)
         self._env_steps += num_steps
-        if self._policies is not None:
-            self._policies.note(self._env_steps)
         self._num_samples += num_steps * num_passes
         self._agent_steps += num_valid
+        if self._policies is not None:
+            self._policies.note(self._env_steps, self._agent_steps)
         phases.charge(Phase.OTHER)
         now, spent = time.monotonic(), phases.take()
         report = LearnerReport(
@@ -211,7 +211,7 @@ class TrajectoryLoop:
             env_steps=self.env_steps,
             num_samples=self._num_samples,
             agent_steps=self._agent_steps,
-            policy_env_steps=self._env_steps,
+            policy_env_steps=self._env_steps if self._policies is None else self._policies.share,
             num_updates=learner.policy_version - learner.versions_left_out,
             wall_s=now - self._report_started,
             busy_s=busy_s(spent),

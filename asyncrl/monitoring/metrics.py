@@ -18,7 +18,10 @@ METRICS: dict[str, str] = {
     "eval/mean_ep_length": "mean number of steps of an evaluation's episodes",
     "time/fps": "environment steps per second that were trained on since the record before",
     "time/time_elapsed": "seconds since the command, earlier parts of a resumed run included",
-    "time/total_env_steps": "environment steps that were trained on",
+    "time/total_env_steps": (
+        "environment steps that were trained on; of one of several policies its part of them, in proportion to the "
+        "steps of its agents"
+    ),
     "time/total_agent_steps": "steps of agents that were trained on, in environments of several agents",
     "time/total_frames": "frames of a game: environment steps times the frame skip",
     "train/loss": "sum of all losses, each with its coefficient",

@@ -374,7 +374,8 @@ class LearnerReport:
             policies.
         policy_idx: the policy that was trained.
         agent_steps: samples that were trained on, of all agents, since the start of the run; 0 for a replay.
-        policy_env_steps: environment steps that the policy was trained on since the start of the run; 0 for a replay.
+        policy_env_steps: the policy's part of `env_steps`, in proportion to the `agent_steps` of all policies; 0 for a
+            replay.
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.

@@ -10,7 +10,7 @@ from layouts import vector_observation
 from small_runs import planned, small_arena
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.control import RunControl, TrainedSteps
 from asyncrl.buffers.layout import arena_bytes, arena_specs, policy_prefix
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
@@ -86,8 +86,14 @@ def test_several_policies_have_weights_and_words_of_their_own() -> None:
         WeightsChannel(own).publish(np.full(num_weights, policy_idx, np.float32), 7 + policy_idx, 0)
         RunControl(own, 2).num_saves = policy_idx
         assert len(own.words("taken")) == SEVERAL.num_slots == 3 * 4
-        assert len(own.words("trained_env_steps")) == 1
+        assert len(own.words("trained_env_steps")) == len(own.words("trained_agent_steps")) == 1
         assert len(own.words("ready.1.items")) == 2 * (3 + 3), "each of the worker's slots twice"
+    steps = [TrainedSteps(arena, policy_idx, 3) for policy_idx in range(3)]
+    assert [each.share for each in steps] == [0, 0, 0]
+    steps[0].note(100, 100)  # the policy of the first agent: each environment step counts in a row of this agent
+    steps[1].note(0, 60)
+    steps[2].note(20, 40)
+    assert [each.share for each in steps] == [60, 36, 24] and steps[1].of_others == 120
     versions = [WeightsChannel(arena.scoped(policy_prefix(policy_idx))).newest.version for policy_idx in range(3)]
     assert versions == [7, 8, 9]
     assert [RunControl(arena.scoped(policy_prefix(policy_idx)), 2).num_saves for policy_idx in range(3)] == [0, 1, 2]

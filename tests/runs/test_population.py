@@ -114,6 +114,37 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
     assert records[-1]["policy_1/hyperparameters/learning_rate"] == 0.01
 
 
+class StopAfterTurns(asyncrl.Observer):
+    """Stops a run once each of its policies has had so many turns."""
+
+    def __init__(self, num_policies: int, num_turns: int) -> None:
+        self.num_policies, self.num_turns = num_policies, num_turns
+
+    def on_record(self, run: asyncrl.Run, record: Any) -> None:
+        turns = [line["policy"] for line in lines(run.folder) if line["turn"] >= self.num_turns]
+        if set(turns) == set(range(self.num_policies)):
+            run.stop()
+
+
+def test_a_policy_that_never_plays_the_first_agent_has_its_turns(tmp_path: Path) -> None:
+    config = asyncrl.TrainConfig(
+        env="agent_envs:opposed",
+        num_policies=2,
+        policy_mapping="independent",
+        train_for_env_steps=20_000,
+        train_dir=str(tmp_path),
+        experiment="run",
+        serial_mode=True,
+        async_rl=False,
+        **GAMES,
+    )
+    result = asyncrl.Trainer(config, callbacks=[StopAfterTurns(2, 1)]).run()
+    assert result.status == "stopped"
+    records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [records[-1][f"policy_{idx}/time/total_env_steps"] for idx in range(2)]
+    assert all(0.45 < each / records[-1]["time/total_env_steps"] < 0.55 for each in steps)
+
+
 class Returns(asyncrl.Observer):
     """Keeps the returns of each policy's episodes, and stops after some of the second one's."""
 
