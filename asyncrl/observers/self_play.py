@@ -77,7 +77,10 @@ class SelfPlayPool:
     """
 
     def __init__(self, setup: RunSetup, folder: Path, say: Callable[[str], None]) -> None:
-        """Continues the pool of an earlier start of the run, if the folder has one; `say` shows the user a sentence."""
+        """Continues the pool of an earlier start of the run, if the folder has one; `say` shows the user a sentence.
+
+        Members of steps after the checkpoint from which the run resumes are deleted.
+        """
         self._folder, self._say = folder, say
         self._every = setup.config.self_play_add_every_env_steps
         self._state = {"config": setup.config.model_dump(mode="json"), "spec": setup.spec.to_data()}
@@ -90,6 +93,9 @@ class SelfPlayPool:
         ]
         self._scores: deque[float] = deque(maxlen=WINDOW)
         self.elo, ratings = self._read_ratings()
+        if checkpoint.delete_after(folder, setup.first_env_steps):  # the saved rating is that of a later policy, too
+            earlier = [steps for steps in ratings if steps <= setup.first_env_steps]
+            self.elo = ratings[max(earlier)].elo if earlier else INITIAL_ELO
         self.members: dict[int, Member] = {}
         for path in checkpoint.newest_first(folder)[: len(self._opponents)]:
             try:

@@ -165,6 +165,14 @@ def checkpoint_of(folder: Path, env_steps: int) -> Path | None:
     return dict(_list(folder)).get(env_steps)
 
 
+def delete_after(folder: Path, env_steps: int) -> bool:
+    """Deletes the checkpoints of later steps, which a resumed run has not reached; returns whether there were any."""
+    later = [path for steps, path in _list(folder) if steps > env_steps]
+    for path in later:
+        shutil.rmtree(path, ignore_errors=True)
+    return bool(later)
+
+
 def as_best(content: Checkpoint, mean_return: float) -> Checkpoint:
     """The same checkpoint with the return that `best_return` reads."""
     return dataclasses.replace(content, state={**content.state, "mean_return": mean_return})

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +117,7 @@ def test_a_later_start_of_the_run_finds_the_same_pool(setup: RunSetup, tmp_path:
     pool.record()
     ratings = {member.env_steps: member for member in pool.members.values()}
     arena = setup.arena
-    later = dataclasses.replace(setup, arena=RunSetup.create(*_parts(setup)).arena)
+    later = resumed_at(200, setup)
     try:
         resumed = pool_of(later, tmp_path)
         assert published(later) == published(setup) == {100: 100.0, 200: 200.0}
@@ -135,8 +134,36 @@ def test_a_later_start_of_the_run_finds_the_same_pool(setup: RunSetup, tmp_path:
     assert arena is setup.arena
 
 
-def _parts(setup: RunSetup) -> tuple[Any, ...]:
-    return setup.config, setup.plan, setup.spec, setup.checkpoints
+def resumed_at(env_steps: int, setup: RunSetup) -> RunSetup:
+    """The setup of a later start of the run, from a checkpoint of these steps."""
+    arena = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints).arena
+    return dataclasses.replace(setup, arena=arena, first_env_steps=env_steps)
+
+
+@pytest.mark.parametrize(("resumes_at", "left"), [(250, [100, 200]), (200, [100, 200]), (99, [])])
+def test_members_of_steps_that_a_killed_run_has_lost_leave_the_pool(
+    setup: RunSetup, tmp_path: Path, resumes_at: int, left: list[int]
+) -> None:
+    pool = pool_of(setup, tmp_path)
+    for env_steps in (100, 200, 300):
+        publish(setup, env_steps, float(env_steps))
+        pool.add_if_due(env_steps)
+        pool.rate([MatchRecord(env_steps, 1.0)])
+    pool.record()
+    of_newest = {member.env_steps: member.elo for member in pool.members.values()}.get(max(left, default=0))
+    later = resumed_at(resumes_at, setup)
+    try:
+        resumed = pool_of(later, tmp_path)
+        assert sorted(published(later)) == left
+        assert len(checkpoint.newest_first(tmp_path / "self_play")) == len(left)
+        assert resumed.elo == (1200.0 if of_newest is None else of_newest) < pool.elo
+        due = max(left, default=0) + 100
+        publish(later, due, 5.0)
+        resumed.add_if_due(due)
+        assert sorted(published(later)) == [*left, due], "members enter again from here on"
+        assert published(later)[due] == 5.0
+    finally:
+        later.arena.close()
 
 
 def test_damaged_files_cost_a_member_or_the_ratings_and_not_the_run(setup: RunSetup, tmp_path: Path) -> None:
@@ -148,7 +175,7 @@ def test_damaged_files_cost_a_member_or_the_ratings_and_not_the_run(setup: RunSe
     (tmp_path / "self_play" / "checkpoint_000000000100" / "model.safetensors").write_bytes(b"nothing")
     (tmp_path / "self_play" / "ratings.json").write_text(json.dumps({"elo": "high"}))
     said: list[str] = []
-    resumed = pool_of(setup, tmp_path, said)
+    resumed = pool_of(dataclasses.replace(setup, first_env_steps=200), tmp_path, said)
     assert [member.env_steps for member in resumed.members.values()] == [200]
     assert resumed.elo == 1200.0
     assert len(said) == 1 and "continues without checkpoint_000000000100" in said[0]

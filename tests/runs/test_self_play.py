@@ -172,7 +172,9 @@ def test_a_killed_run_continues_with_the_same_pool(start: Callable[..., Command]
     before = ratings_of(folder)
     saved = [int(path.name.removeprefix("checkpoint_")) for path in checkpoint.newest_first(folder / "self_play")]
     assert len(saved) in (3, 4), "killed after a member was saved and before the oldest was removed"
-    saved = saved[:3]
+    newest = training.checkpoint()
+    assert newest is not None
+    saved = [env_steps for env_steps in saved if env_steps <= checkpoint.saved_env_steps(newest)][:3]
     resumed = start("asyncrl.train", "--train_for_env_steps=100000000", "--self_play_add_every_env_steps=1000000000")
 
     def games(member: dict[str, Any]) -> int:
