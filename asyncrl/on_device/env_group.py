@@ -87,6 +87,7 @@ class TensorEnvGroup(EnvironmentGroup):
             obs, _ = self._env.reset(seed=seed)
         except Exception as error:
             raise self._call_failed(0, "reset", error) from error
+        self._note_reset(0)
         return self._rows_of(obs, "reset").clone()
 
     def step(self, actions: Tensor) -> TensorStep:

@@ -135,6 +135,11 @@ class EnvironmentGroup(ABC):
         steps = self._steps_made(position) + self._num_recreated
         self._seeds[position] = self._recovery.seed(self._first_env_idx + position, steps)
 
+    def _note_reset(self, position: int) -> None:
+        """Notes that new episodes begin in all columns of one of `envs`: they have the newest message of observers."""
+        first = position * self.columns_of_one
+        self._begun_before.difference_update(range(first, first + self.columns_of_one))
+
     def _begin_episodes(self, columns: Iterable[int]) -> None:
         """Chooses the policies of columns in which an episode begins, and gives environments their reward shaping."""
         columns = list(columns)
@@ -258,6 +263,8 @@ class HostEnvGroup(EnvironmentGroup):
                 if trouble is not None:
                     self._recreate(position)
                 self._reset(position, obs_rows)
+                if self._begun_before:
+                    self._note_reset(position)
                 if self.failures is not None:
                     self.failures.note_turn()
                 return

@@ -4,10 +4,15 @@ import struct
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from told_env import Told
 
+from asyncrl.buffers.control import TrainingInfo
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import read_spec
 from asyncrl.monitoring.reports import (
     Activity,
     CheckpointReport,
@@ -29,6 +34,7 @@ from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, StartPoint
 from asyncrl.observers.observer import Run as ObservedRun
 from asyncrl.observers.writers import JsonLines, TensorBoard
+from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.runtime.run_folder import RunFolder
 
 
@@ -381,10 +387,23 @@ def test_the_best_of_a_stage_of_a_curriculum_is_not_that_of_an_easier_one(tmp_pa
 
 
 def test_what_a_resumed_run_is_told_again_makes_no_other_task_of_it(tmp_path):
+    envs = EnvGroup([Told()], [0], 0, read_spec(Told(), "Told"), "raw")
+
+    def played(message, reward):
+        """100 episodes of 5 steps, after a message that sets the reward of a step."""
+        envs.set_training_info(TrainingInfo({"reward": reward}, message))
+        obs = np.zeros((1, 2), np.float32)
+        envs.reset(obs)
+        for _ in range(600):  # a final observation has a row, too
+            rows = StepRows(*(np.zeros(1, dtype) for dtype in (np.float32, bool, bool, bool)), obs)
+            envs.step(np.zeros(1, np.int64), rows)
+        return envs.take_episodes()
+
     run = Run(tmp_path, earlier=ResumedTotals(0, 0.0, best_returns=(300.0,)))
-    run.at(20, rollout(0, 64, [EpisodeRecord(250.0, 5, training_info=1)] * 100))
+    first, *others = played(message=1, reward=50.0)
+    run.at(20, rollout(0, 64, [first]), rollout(0, 64, others))
     assert run.monitor.take_new_bests() == {}
-    run.at(40, rollout(0, 64, [EpisodeRecord(200.0, 5, training_info=2)] * 100))
+    run.at(40, rollout(0, 64, played(message=2, reward=40.0)))
     assert run.monitor.take_new_bests() == {0: 200.0}
 
 

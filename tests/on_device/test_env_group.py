@@ -66,6 +66,24 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
 
 
 @in_each_mode
+def test_all_episodes_have_a_message_that_comes_before_the_first_reset(mode: AutoresetMode) -> None:
+    tensors = tensor_group(AsTensors(sentinels(mode)))
+    arrays = VectorEnvGroup(sentinels(mode), 7, 0, read_spec(NumberedSentinel(0), "Sentinels"), "raw")
+    for group in (tensors, arrays):
+        group.set_training_info(TrainingInfo({"level": 1}, 7))
+    last = np.zeros((NUM_ENVS, 3), np.float32)
+    tensors.reset()
+    arrays.reset(last)
+    for _ in range(20):
+        step = tensors.step(torch.zeros(NUM_ENVS, 2))
+        tensors.record_ends([step.ends], int(step.ends.ended.sum()))
+        rows = StepRows(*(np.ones(NUM_ENVS, dtype) for dtype in (np.float32, bool, bool, bool)), last)
+        arrays.step(np.zeros((NUM_ENVS, 2), np.float32), rows)
+    for group in (tensors, arrays):
+        assert {episode.training_info for episode in group.take_episodes()} == {7}
+
+
+@in_each_mode
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
 def test_flags_of_any_dtype_are_bools(dtype: torch.dtype, mode: AutoresetMode) -> None:
     class OtherFlags(VectorWrapper):

@@ -49,6 +49,19 @@ def test_an_episode_in_which_a_message_came_has_an_older_number() -> None:
     ]
 
 
+@pytest.mark.parametrize("end", [TRUNCATED, None])
+def test_an_episode_that_begins_after_a_message_has_its_number_however_the_one_before_ended(end: Any) -> None:
+    renewed = [ScriptedEnv(script(GO, GO, TERMINATED) * 2)]
+    steps = script(GO, GO if end is None else end) + script(GO, GO, TERMINATED)
+    run = Filled([ScriptedEnv(steps[:2] if end is None else steps)], rollout=2, renewed=renewed)
+    run.control.has_finished_episode = True
+    run.group.set_training_info(TrainingInfo({"level": 1}, 7))  # after the last step of the first episode
+    for slot in (1, 2):
+        run.fill(slot)
+    told = [(episode.length, episode.training_info) for episode in run.group.take_episodes()]
+    assert told[-1] == (3, 7)
+
+
 def script(*ends: tuple[bool, bool]) -> list[Any]:
     """Steps whose observations and rewards are 1, 2, ... and 10, 20, ..."""
     return [(float(step), 10.0 * step, *end) for step, end in enumerate(ends, start=1)]
