@@ -19,6 +19,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, separate_words, split_flags
 from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 from asyncrl.runtime.reader import run_for_a_reader
 
@@ -197,4 +198,4 @@ def _lines(
 
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(main))
+    end_process(run_for_a_reader(main))

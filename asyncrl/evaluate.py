@@ -23,6 +23,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.config.value_types import GivenPath
 from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import as_folder_name
@@ -339,4 +340,4 @@ def _match_factory(config: TrainConfig, options: _Options) -> Callable[[str, int
 
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(main))
+    end_process(run_for_a_reader(main))

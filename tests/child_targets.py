@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, RunFailed, process_context
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.torchrun import RankAddress
+
+
+def leave_a_thread(reports: ReportSender) -> str:
+    """Starts a thread that does not end, as clients of simulators do."""
+    threading.Thread(target=time.sleep, args=(600.0,)).start()
+    return "done"
 
 
 def add_one(arena: Arena, consumer: Waker, done: Waker) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import asyncrl
 from asyncrl.config.flags import nearest_hint
 from asyncrl.config.settings import all_settings
+from asyncrl.runtime.ending import end_process
 
 COMMANDS = {
     "train": "train a policy, or resume a run",
@@ -27,6 +28,7 @@ COMMANDS = {
     "doctor": "look at this machine, train for ten seconds, and say what to change",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
 }
+_PLAYING = ("evaluate", "enjoy")  # make environments in their own process
 _SHELLS = ("bash", "zsh")
 _COMPLETION = """\
 _asyncrl() {{
@@ -65,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = [f"asyncrl {name}", *rest]
         if sys.path[:1] not in ([""], [os.getcwd()]):
             sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
+    if argv is None and name in _PLAYING:
+        end_process(module.main())
     code: int = module.main(None if argv is None else rest)
     return code
 

@@ -27,6 +27,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_output, environment_traceback
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.lifeline import end_with
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
 
@@ -256,3 +257,4 @@ def _main(answer_descriptor: int) -> None:
 if __name__ == "__main__":
     end_with(int(sys.argv[2]), whole_group=True)
     _main(int(sys.argv[1]))
+    end_process(0)

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.monitoring.reports import Report
+from asyncrl.runtime.ending import flush_output
 from asyncrl.runtime.lifeline import end_with
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, NO_MAIN_GUARD
 from asyncrl.runtime.reporting import ReportChannel
@@ -395,7 +396,7 @@ def _child_main(
         value = target(*args)
     except BaseException as error:
         _end_own_children()
-        _flush_output()
+        flush_output()
         log.exception("failed")
         failure = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
@@ -408,6 +409,9 @@ def _child_main(
     with contextlib.suppress(OSError):
         messages.send(ChildResult(name, value))
     logging.shutdown()
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+    flush_output()
+    os._exit(0)  # multiprocessing would wait for threads that the environment has left
 
 
 def _end_own_children() -> None:
@@ -431,12 +435,6 @@ def _leave_sigterm_to_the_runner() -> None:
     signal.signal(signal.SIGTERM, on_sigterm)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the environment may have closed or replaced it
-            stream.flush()
 
 
 def _open_log(name: str, log_path: Path) -> Any:

@@ -28,7 +28,7 @@ from asyncrl.runtime.main_guard import NO_MAIN_GUARD
 PACKAGE = f'"{Path(asyncrl.__file__).parent}/'
 
 MODULE = """
-import ctypes, os, subprocess, sys
+import atexit, ctypes, os, subprocess, sys, threading, time
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Sequence, Text
@@ -63,6 +63,9 @@ class ProbedEnv(gymnasium.Env):
             ctypes.PyDLL(None).sleep(600)  # no other thread can run meanwhile
         if self.trouble == "shape":
             return np.zeros(5), {}
+        if self.trouble == "thread":
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            atexit.register(open, "cleaned_up", "w")
         if self.trouble == "debugger":
             breakpoint()
         return np.zeros(self.observation_space.shape), {}
@@ -293,6 +296,17 @@ def test_a_module_that_trains_when_it_is_imported_is_told_the_main_guard(
 
 def test_a_breakpoint_waits_for_the_run(probed: str) -> None:
     assert probe(probed, {"trouble": "debugger"}).max_episode_steps == 77
+
+
+def test_a_thread_that_the_environment_leaves_does_not_delay_the_answer(
+    probed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exit_codes = []
+    wait = probe_module._wait
+    monkeypatch.setattr(probe_module, "_wait", lambda *given: exit_codes.append(wait(*given)) or exit_codes[-1])
+    assert probe(probed, {"trouble": "thread"}, timeout_s=60.0).max_episode_steps == 77
+    assert exit_codes == [0]
+    assert (tmp_path / "cleaned_up").exists()
 
 
 def test_a_process_that_dies_is_reported_with_its_last_output(probed: str) -> None:

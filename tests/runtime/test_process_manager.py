@@ -76,6 +76,14 @@ def test_a_childs_result_and_its_reports_arrive(manager: ProcessManager) -> None
     assert [report.worker_idx for report in manager.take_reports()] == list(range(5))
 
 
+def test_a_child_that_has_left_a_thread_ends_by_itself(manager: ProcessManager) -> None:
+    manager.start("simulator", child_targets.leave_a_thread)
+    assert outcomes_of(manager, 1) == {"simulator": ChildResult("simulator", "done")}
+    child = manager._ended["simulator"]
+    assert child.end(timeout_s=60.0)
+    assert child.process.exitcode == 0
+
+
 def test_an_exception_arrives_as_text_with_its_traceback(manager: ProcessManager, tmp_path: Path) -> None:
     manager.start("odd", child_targets.raise_value_error)
     failure = outcomes_of(manager, 1)["odd"]
