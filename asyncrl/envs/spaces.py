@@ -44,8 +44,11 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
     """The spaces of `env`.
 
     Raises:
-        UsageError: a space that is not supported, or agents with spaces that cannot be in one run.
+        UsageError: a space that is missing or not supported, or agents with spaces that cannot be in one run.
     """
+    for name in ("observation_space", "action_space"):
+        if not hasattr(env, name):
+            raise UsageError(f"{env_id} has no {name}: set it in `__init__`.")
     limit = None if env.spec is None else env.spec.max_episode_steps
     spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
     spec = dataclasses.replace(spec, computes_reward=env.has_wrapper_attr(COMPUTE_REWARD))

@@ -42,6 +42,8 @@ class ProbedEnv(gymnasium.Env):
     }
     def __init__(self, obs="flat", action="choice", trouble=None):
         self.observation_space, self.action_space = self.spaces[obs], self.spaces[action]
+        if trouble in ("observation_space", "action_space"):
+            delattr(self, trouble)
         self.trouble = trouble
     def reset(self, seed=None, options=None):
         print("a line on stdout", flush=True)
@@ -183,6 +185,13 @@ def test_a_space_that_is_not_supported_is_named_in_one_sentence(
     with pytest.raises(UsageError) as caught:
         probe(probed, env_kwargs)
     assert space in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_a_space_that_is_not_set_is_named(probed: str, name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        probe(probed, {"trouble": name})
+    assert str(caught.value) == f"{probed} has no {name}: set it in `__init__`."
 
 
 def test_an_observation_unlike_its_space_is_refused(probed: str) -> None:
