@@ -92,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except EnvironmentFailed as error:
+        if isinstance(error.__cause__, SystemExit) and not error.__cause__.code:  # its window was closed
+            return 0
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

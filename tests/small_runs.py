@@ -57,7 +57,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        steps: Iterable[tuple[float, float, bool, bool] | Exception],
+        steps: Iterable[tuple[float, float, bool, bool] | BaseException],
         dtype: str = "float64",
         size: int = 2,
         infos: Sequence[dict[str, Any]] = (),
@@ -78,7 +78,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.taken.append(np.array(action))
         step = self.steps.pop(0)
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         self.obs[:] = step[0]
         return self.obs, step[1], step[2], step[3], self._infos.pop(0) if self._infos else {}

@@ -24,9 +24,10 @@ class EchoEnv(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 10, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(10, start=100)
 
-    def __init__(self, fails_at=None):
+    def __init__(self, fails_at=None, error="ZeroDivisionError"):
         self._obs = np.zeros(1)
         self._fails_at = fails_at
+        self._error = {"ZeroDivisionError": ZeroDivisionError, "SystemExit": SystemExit}[error]
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -36,7 +37,7 @@ class EchoEnv(gymnasium.Env):
 
     def step(self, action):
         if self._left == self._fails_at:
-            raise ZeroDivisionError("wheels came off")
+            raise self._error("wheels came off")
         assert 100 <= action < 110
         reward = float(action - 100 == self._obs[0])
         self._left -= 1
@@ -103,8 +104,9 @@ def test_draws_follow_the_seed_and_the_policy_stays_as_it_was():
         assert torch.equal(tensor, before[name])
 
 
-def test_an_exception_of_the_environment_names_place_and_cause():
-    policy = reader(env_kwargs={"fails_at": 37})
+@pytest.mark.parametrize("error", ["ZeroDivisionError", "SystemExit"])
+def test_an_exception_of_the_environment_names_place_and_cause(error):
+    policy = reader(env_kwargs={"fails_at": 37, "error": error})
     with pytest.raises(EnvironmentFailed, match=r"failed in step, episode \d+, at its step 3:\n(.|\n)*wheels came off"):
         evaluate(policy, episodes=20, deterministic=True)
 

@@ -25,6 +25,10 @@ _THREAD_WITHOUT_FRAMES = re.compile(r"^(?:Current t|T)hread 0x.*(?:\n(?=\n)|\Z)"
 _NO_TERMINAL = "The debugger stopped: this process has no terminal. Start the run with --serial_mode=True to debug."
 
 
+ENVIRONMENT_EXCEPTIONS = (Exception, SystemExit)
+"""What an environment may raise; SystemExit is `sys.exit()`, which many call when their window is closed."""
+
+
 class EnvironmentFailed(Exception):
     """An environment raised an exception. The text says where and ends with the environment's traceback."""
 

@@ -28,7 +28,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs import atari
 from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker
-from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_traceback
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask, is_of_gym
@@ -238,7 +238,7 @@ def check_vectorized(
         return "none is registered", False
     try:
         vector_env = make_vector_env(env_id, env_kwargs, 2, atari_preprocessing)
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         return f"it cannot be made: {error}", False
     try:
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
@@ -321,7 +321,7 @@ def _import_registering_module(env_id: str) -> str:
     except UsageError as error:
         install = f" It is installed by: {_INSTALL[module]}" if module in _INSTALL else ""
         raise UsageError(f"--env={env_id}: {error}{install}") from error
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         text = f"the module {module!r} raised an exception while it was imported"
         raise EnvironmentFailed(f"--env={env_id}: {text}:\n{environment_traceback(error)}") from error
     return registered_id

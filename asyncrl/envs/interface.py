@@ -14,6 +14,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.agents import AgentsEnv
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.spaces import ACTION_MASK, check_observation, has_action_mask
 from asyncrl.envs.spec import EnvSpec
 
@@ -266,7 +267,7 @@ def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
         warnings.simplefilter("always")
         try:
             check_env(inner, skip_render_check=True, skip_close_check=True)
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             is_finding = isinstance(error, AssertionError)
             findings.append(str(error) if is_finding else f"{type(error).__name__}: {error}")
     findings += [str(warning.message) for warning in caught]

@@ -25,7 +25,13 @@ from typing import Any
 from asyncrl.config.env_maker import EnvMaker, unpickled
 from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
-from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_output, environment_traceback
+from asyncrl.envs.errors import (
+    ENVIRONMENT_EXCEPTIONS,
+    EnvironmentFailed,
+    UnknownEnvironment,
+    environment_output,
+    environment_traceback,
+)
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.lifeline import end_with
@@ -232,7 +238,7 @@ def _answers(
     except ImportError as error:
         text = f"{env_id} needs a module that cannot be imported:\n{environment_traceback(error)}"
         yield {"failure": text}
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         text = f"{env_id} raised an exception in {raised_in}:\n{environment_traceback(error)}"
         yield {"failure": text}
     else:

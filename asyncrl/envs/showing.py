@@ -20,7 +20,7 @@ from gymnasium import error as gymnasium_error
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import make_run_env
 
 _GL_PACKAGES = {"OpenGL", "glfw", "mujoco"}
@@ -204,7 +204,7 @@ def _explaining(env_id: str) -> Iterator[None]:
         raise
     except gymnasium_error.DependencyNotInstalled as error:
         raise UsageError(f"{env_id} cannot be drawn: {error}") from error
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         if _is_of_opengl(error):
             raise UsageError(_no_opengl(env_id, error)) from error
         raise EnvironmentFailed(f"{env_id} failed while it was drawn:\n{environment_traceback(error)}") from error

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv, AgentsState
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.interface import numbers_among, numbers_at_end, problem_of_step
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
@@ -248,7 +248,7 @@ def _close(env: gymnasium.Env[Any, Any]) -> None:
         env.close()
     except UsageError:
         raise
-    except Exception:
+    except ENVIRONMENT_EXCEPTIONS:
         log.warning("an environment failed in close()", exc_info=True)
 
 
@@ -289,7 +289,7 @@ def make_checked_env(config: TrainConfig) -> gymnasium.Env[Any, Any]:
         return make_run_env(config)
     except (UsageError, EnvironmentFailed):
         raise
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         raise EnvironmentFailed(f"The environment could not be made:\n{environment_traceback(error)}") from error
 
 
@@ -391,7 +391,7 @@ class _Lane:
             return call()
         except UsageError:  # of what records the environment
             raise
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             where = f"The environment failed in {name}, {self._moment}"
             raise EnvironmentFailed(f"{where}:\n{environment_traceback(error)}") from error
 

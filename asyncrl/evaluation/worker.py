@@ -23,7 +23,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import Publication, WeightsChannel
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.interface import give_training_info
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import EvaluationResult, evaluate, make_checked_env
@@ -132,7 +132,7 @@ class PublishedTeam:
             if told is not None and told.of_observers is not None:
                 try:
                     give_training_info(env, told.of_observers)
-                except Exception as error:
+                except ENVIRONMENT_EXCEPTIONS as error:
                     text = f"An environment failed in set_training_info:\n{environment_traceback(error)}"
                     raise EnvironmentFailed(text) from error
             return env

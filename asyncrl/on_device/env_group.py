@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from asyncrl.config.value_types import ActionMapping
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import stats_of_ends
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
@@ -85,7 +86,7 @@ class TensorEnvGroup(EnvironmentGroup):
         seed, self._seeds[0] = self._seeds[0], None
         try:
             obs, _ = self._env.reset(seed=seed)
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(0, "reset", error) from error
         self._note_reset(0)
         return self._rows_of(obs, "reset").clone()
@@ -99,7 +100,7 @@ class TensorEnvGroup(EnvironmentGroup):
         try:
             obs, reward, terminated, truncated, infos = self._env.step(self._actions.to_env(actions))
             terminated, truncated = terminated.bool(), truncated.bool()  # some simulators have other dtypes
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(0, "step", error) from error
         flags = row_flags(self._mode, self._holds_final_obs, terminated, truncated)
         reward = reward.to(torch.float32)
@@ -172,7 +173,7 @@ class TensorEnvGroup(EnvironmentGroup):
             rows = rows.clone()  # a reset may overwrite them
             try:
                 reset_obs, _ = self._env.reset(options={"reset_mask": flags.ended})
-            except Exception as error:
+            except ENVIRONMENT_EXCEPTIONS as error:
                 raise self._call_failed(0, "reset", error) from error
             self._reset_rows = self._rows_of(reset_obs, "reset")
             return torch.where((flags.ended & ~flags.truncated).unsqueeze(-1), self._reset_rows, rows)

@@ -27,6 +27,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.agents import AgentsEnv, AgentsState
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.rollout.env_group import HostEnvGroup, ObsArray, is_surely_finite
@@ -165,7 +166,7 @@ class AgentsEnvGroup(HostEnvGroup):
             raise self._begin_failures.pop(env_idx)
         try:
             state = env.step(actions)[0]
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(env_idx, "step", error) from error
         self._store(env_idx, state, "step")
         return state
@@ -221,7 +222,7 @@ class AgentsEnvGroup(HostEnvGroup):
         seed, self._seeds[position] = self._seeds[position], None
         try:
             state = self._envs[position].reset(seed=seed)[0]
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(position, "reset", error) from error
         self._store(position, state, "reset")
         first = position * len(self._names)

@@ -20,6 +20,7 @@ from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import (
     give_reward_shaping,
     give_training_info,
@@ -107,7 +108,7 @@ class EnvironmentGroup(ABC):
         for position, env in enumerate(self._envs):
             try:
                 give_training_info(env, info.of_observers)
-            except Exception as error:
+            except ENVIRONMENT_EXCEPTIONS as error:
                 raise self._call_failed(position, "set_training_info", error) from error
 
     def close(self) -> None:
@@ -115,7 +116,7 @@ class EnvironmentGroup(ABC):
         for position, env in enumerate(self._envs):
             try:
                 env.close()
-            except Exception:
+            except ENVIRONMENT_EXCEPTIONS:
                 log.warning("environment %d failed in close", self._first_env_idx + position, exc_info=True)
 
     @abstractmethod
@@ -124,13 +125,13 @@ class EnvironmentGroup(ABC):
 
     def _recreate(self, position: int) -> None:
         assert self._recovery is not None
-        with contextlib.suppress(Exception):  # a failed environment may fail to close
+        with contextlib.suppress(*ENVIRONMENT_EXCEPTIONS):  # a failed environment may fail to close
             self._envs[position].close()
         try:
             self._envs[position] = self._recovery.make()
             if self._training_info.of_observers is not None:
                 give_training_info(self._envs[position], self._training_info.of_observers)
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(position, "being recreated", error) from error
         steps = self._steps_made(position) + self._num_recreated
         self._seeds[position] = self._recovery.seed(self._first_env_idx + position, steps)
@@ -153,7 +154,7 @@ class EnvironmentGroup(ABC):
                 continue
             try:
                 give_reward_shaping(self._envs[position], shaping[policy_idx], agent)
-            except Exception as error:
+            except ENVIRONMENT_EXCEPTIONS as error:
                 raise self._call_failed(position, "set_reward_shaping", error) from error
 
     def _begin_next_episodes(self, columns: Iterable[int]) -> None:
@@ -189,7 +190,7 @@ class EnvironmentGroup(ABC):
         if self.failures is not None:
             self.failures.note_episode(self._first_env_idx + env)
 
-    def _call_failed(self, env: int, call: str, error: Exception) -> EnvironmentCallFailed:
+    def _call_failed(self, env: int, call: str, error: BaseException) -> EnvironmentCallFailed:
         failed = EnvironmentCallFailed(self._first_env_idx + env, self._steps_made(env), f"failed in {call}")
         failed.__cause__ = error
         return failed
@@ -333,7 +334,7 @@ class EnvGroup(HostEnvGroup):
                 continue
             try:
                 result = steps[env](action)
-            except Exception as error:
+            except ENVIRONMENT_EXCEPTIONS as error:
                 self._lose_step(env, rows, has_failed=True)
                 self._start(env, next_obs, self._call_failed(env, "step", error))
                 continue
@@ -413,7 +414,7 @@ class EnvGroup(HostEnvGroup):
         seed, self._seeds[env] = self._seeds[env], None
         try:
             obs, _ = self._resets[env](seed=seed)
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(env, "reset", error) from error
         if type(obs) is np.ndarray and obs.dtype is codec.dtype and obs.shape == codec.shape:
             obs_rows[env] = obs

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.replay import ReplayStripes, StepRows
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.goals import ACHIEVED_GOAL, COMPUTE_REWARD, COMPUTE_TERMINATED
 from asyncrl.envs.interface import find_method
 from asyncrl.monitoring.reports import PhaseTimer
@@ -66,7 +67,7 @@ class GoalEnvGroup(EnvGroup):
             try:
                 found = False if method is None else method(step.achieved_goal, goal, step.info)
                 results.append(np.asarray(found, dtype=np.float32).item())
-            except Exception as error:
+            except ENVIRONMENT_EXCEPTIONS as error:
                 raise self._call_failed(env, name, error) from error
         reward, is_over = results
         return reward, bool(is_over)

@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import stats_of_ends
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
@@ -106,7 +107,7 @@ class VectorEnvGroup(HostEnvGroup):
             terminated, truncated = (np.asarray(end, dtype=np.bool_) for end in ends)
             flags = row_flags(self._mode, self._holds_final_obs, terminated, truncated)
             np.multiply(reward, flags.valid, out=rows.reward, casting="unsafe")
-        except Exception as error:  # values that cannot be read, too
+        except ENVIRONMENT_EXCEPTIONS as error:  # values that cannot be read, too
             return self._lose_all(rows, self._call_failed(0, "step", error))
         rows.terminated[:], rows.truncated[:], rows.valid[:] = flags.terminated, flags.truncated, flags.valid
         self._store_obs(obs, rows.next_obs, "step")
@@ -168,7 +169,7 @@ class VectorEnvGroup(HostEnvGroup):
             return
         try:
             reset_obs, _ = self._envs[0].reset(options={"reset_mask": flags.ended})
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(0, "reset", error) from error
         self._store_obs(reset_obs, self._reset_obs, "reset")
         terminated = flags.ended & ~flags.truncated
@@ -205,7 +206,7 @@ class VectorEnvGroup(HostEnvGroup):
         seed, self._seeds[position] = self._seeds[position], None
         try:
             obs, _ = self._envs[position].reset(seed=seed)
-        except Exception as error:
+        except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(0, "reset", error) from error
         self._store_obs(obs, obs_rows, "reset")
         self._holds_final_obs[:] = False

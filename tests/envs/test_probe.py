@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -248,6 +249,15 @@ def test_the_steps_take_actions_that_the_mask_allows(probed: str) -> None:
 def test_an_exception_in_a_step_says_so(probed: str) -> None:
     with pytest.raises(EnvironmentFailed, match=r"raised an exception in step\(\):\n(.*\n)*ZeroDivisionError"):
         probe("probed_module:Returns-v0", {"step": "1 / 0", "at": 2})
+
+
+@pytest.mark.parametrize(
+    ("env_kwargs", "place"), [({"step": "exit()", "at": 2}, r"step\(\)"), ({"reset": "exit()"}, r"reset\(\)")]
+)
+def test_an_environment_that_exits_is_told_where(probed: str, env_kwargs: dict[str, Any], place: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=rf"raised an exception in {place}:\n(.*\n)*SystemExit: None$") as caught:
+        probe("probed_module:Returns-v0", env_kwargs)
+    assert PACKAGE not in str(caught.value)
 
 
 def test_findings_of_gymnasiums_checker_are_warnings(probed: str) -> None:

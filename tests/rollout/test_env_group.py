@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -467,6 +468,27 @@ def test_seeds_of_environments_made_anew_follow_from_environment_and_steps() -> 
     run = Filled([ScriptedEnv([*script(TERMINATED, GO), BROKEN])], rollout=5, renewed=list(renewed))
     assert [env.seeds for env in renewed] == [[40_003], [40_004]]
     assert run.num_steps == [3]
+
+
+@pytest.mark.parametrize("fails_in", ["step", "reset"])
+def test_an_environment_that_exits_has_failed(fails_in: str) -> None:
+    class Exits(ScriptedEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if fails_in == "reset" and self.seeds:
+                sys.exit()
+            return super().reset(seed=seed)
+
+    ending = [SystemExit()] if fails_in == "step" else []
+    run = Filled([Exits([*script(TERMINATED), *ending])], rollout=2, renewed=[ScriptedEnv(script(GO))])
+    failures = run.group.failures.take()
+    assert failures.num_failures == 1
+    assert f"environment 40 failed in {fails_in} at its step 1\n" in failures.warnings[0]
+    assert failures.warnings[0].count("SystemExit") == 1
+
+
+def test_an_interrupt_is_no_failure_of_the_environment() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        Filled([ScriptedEnv([*script(TERMINATED), KeyboardInterrupt()])], rollout=2, renewed=[ScriptedEnv([])])
 
 
 def test_a_failure_before_the_first_finished_episode_ends_the_run() -> None:

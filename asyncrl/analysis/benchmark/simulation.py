@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv
-from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.runtime.processes import process_context
@@ -116,7 +116,7 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
                 codec.write(obs, rows[row])
     except UsageError:
         raise
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         raise EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}") from error
     finally:
         for env in envs:
@@ -268,7 +268,7 @@ def _simulate(pipe: Connection, player: _Player, warm_up_s: float, seconds: floa
         pipe.send(_rate(steps, seconds))
     except (EnvironmentFailed, UsageError) as error:
         pipe.send(EnvironmentFailed(str(error)))
-    except Exception as error:
+    except ENVIRONMENT_EXCEPTIONS as error:
         pipe.send(EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}"))
 
 
