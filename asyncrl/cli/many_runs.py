@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from asyncrl.config.errors import UsageError
-from asyncrl.runtime.signals import STOPPING
+from asyncrl.runtime.signals import STOPPING, is_same_request
 
 
 class _Stopped(KeyboardInterrupt):
@@ -32,7 +33,19 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
     """
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     numbers = [number for number in STOPPING if not (number == signal.SIGHUP and is_nohup)]
-    previous = {number: signal.signal(number, _stop) for number in numbers}
+    requests: list[tuple[int, float]] = []  # signals and their times
+
+    def stop_work(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if requests and is_same_request(number, requests[-1][0], now - requests[-1][1]):
+            return
+        requests.append((number, now))
+        # The handler may have interrupted a print, so it does not use Python's buffers.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping all runs, which save first; Ctrl-C again kills them\n")
+        raise _Stopped(number)
+
+    previous = {number: signal.signal(number, stop_work) for number in numbers}
     try:
         return work()
     except UsageError as error:
@@ -45,12 +58,3 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGHUP:
-        signal.signal(number, signal.SIG_IGN)  # a terminal that is closed may send it several times
-    # The handler may have interrupted a print, so it does not use Python's buffers.
-    with contextlib.suppress(OSError):
-        os.write(2, b"\nstopping all runs, which save first; Ctrl-C again kills them\n")
-    raise _Stopped(number)

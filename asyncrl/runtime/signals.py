@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -14,14 +13,30 @@ from typing import Any
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to stop. The last says that the terminal or the connection to it is gone."""
 
-_SAME_REQUEST_S = {signal.SIGTERM: 1.0, signal.SIGINT: 0.1, signal.SIGHUP: math.inf}
-"""A program that started this one may send its signal twice, as `timeout` does to the program and to its process group:
-that is one request. Nobody presses Ctrl-C twice in a tenth of a second, and no user asks by SIGHUP."""
+_SAME_REQUEST_S = 1.0
+_SAME_KEY_PRESS_S = 0.1
 
 _ANSWER = (
     "stopping after the current update, then saving.\n"
     "Ctrl-C again stops now and loses what was trained since the last checkpoint."
 )
+
+
+def is_same_request(number: int, previous: int, passed_s: float) -> bool:
+    """Returns whether a signal repeats the request of the previous one.
+
+    One request may come as several signals: `timeout` sends its signal to the program and to its process group, systemd
+    sends SIGHUP directly after SIGTERM, and `asyncrl launch` sends SIGINT to runs that may have received SIGTERM
+    themselves. Nobody presses Ctrl-C twice in a tenth of a second, and no user asks again by SIGHUP.
+
+    Args:
+        number: the signal.
+        previous: the signal of the last request.
+        passed_s: time between the two.
+    """
+    if number == signal.SIGHUP:
+        return True
+    return passed_s < (_SAME_KEY_PRESS_S if number == previous == signal.SIGINT else _SAME_REQUEST_S)
 
 
 class StopAtOnce(KeyboardInterrupt):
@@ -86,8 +101,8 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        now, before = time.monotonic(), self._received_at
-        if self._received[-1:] == [number] and now - before < _SAME_REQUEST_S[signal.Signals(number)]:
+        now = time.monotonic()
+        if self._received and is_same_request(number, self._received[-1], now - self._received_at):
             return
         self._received.append(number)
         self._received_at, self.was_asked = now, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -38,6 +39,33 @@ def test_a_signal_to_the_program_and_to_its_group_is_one_request(
     with StopSignals() as stop:
         for _ in range(2):
             signal.raise_signal(number)
+        assert stop.check()
+
+
+@pytest.mark.parametrize("numbers", list(itertools.permutations(STOPPING)), ids=str)
+def test_different_signals_sent_together_are_one_request(
+    numbers: tuple[signal.Signals, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with StopSignals() as stop:
+        for number in numbers:
+            signal.raise_signal(number)
+            now += 0.3
+        assert stop.check()
+        assert stop.exit_code == 128 + numbers[0]
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_terminal_that_closes_later_asks_for_nothing_more(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with StopSignals() as stop:
+        signal.raise_signal(number)
+        now += 60.0
+        signal.raise_signal(signal.SIGHUP)
         assert stop.check()
 
 
