@@ -26,6 +26,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.signals import STOPPING
 from asyncrl.runtime.torchrun import RankAddress
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _LONGEST_INTERVAL_S = 2.0
 _FIRST_BEATS_S = 0.1  # between beats until all others have been heard
 _POLL_S = 0.02
 _LOST_STORE = "the store of the run's ranks has not answered for"
-_NOT_FAILED = (0, 130, 143)
+_NOT_FAILED = (0, *(128 + number for number in STOPPING))
 
 
 def open_store(address: RankAddress, part: str) -> Store:

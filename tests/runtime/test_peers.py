@@ -14,6 +14,7 @@ import pytest
 from asyncrl.runtime import peers
 from asyncrl.runtime.peers import LOST_OTHERS, Peers
 from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.signals import STOPPING
 from asyncrl.runtime.torchrun import RankAddress
 
 LIMIT_S = 20.0
@@ -62,6 +63,14 @@ def test_an_exit_code_says_whether_a_rank_has_failed(join: Callable[[int], Peers
         with join(1) as second:
             second.note_exit_code(2)
         assert failure_seen_by(first).endswith("failed: ended with exit code 2")
+
+
+@pytest.mark.parametrize("exit_code", [0, *(128 + number for number in STOPPING)])
+def test_a_rank_that_a_signal_has_stopped_has_not_failed(exit_code: int, join: Callable[[int], Peers]) -> None:
+    with join(0) as first:
+        with join(1) as second:
+            second.note_exit_code(exit_code)
+        assert first._store.check(["left/1"]) and not first._store.check(["failed/1"])
 
 
 def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
