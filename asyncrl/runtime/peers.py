@@ -205,9 +205,16 @@ class Peers:
         self._own_failure = failure.summary
         return failure
 
-    def note_exit_code(self, exit_code: int) -> None:
-        """Notes the exit code of this rank, which other ranks are told if it is a failure."""
-        if exit_code not in _NOT_FAILED and self._own_failure is None:
+    def note_exit_code(self, exit_code: int, *, was_stopped_at_once: bool = False) -> None:
+        """Notes the exit code of this rank, which other ranks are told if it is a failure.
+
+        Args:
+            exit_code: after a stop by a signal, all ranks have ended together and 128 plus its number is no failure.
+            was_stopped_at_once: this rank has ended without the others, whose learners may wait for it.
+        """
+        if was_stopped_at_once:
+            self._own_failure = "was stopped at once"
+        elif exit_code not in _NOT_FAILED and self._own_failure is None:
             self._own_failure = f"ended with exit code {exit_code}"
 
     def __enter__(self) -> Peers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from asyncrl.run import session as run_session
 from asyncrl.runtime import peers
 from asyncrl.runtime.peers import LOST_OTHERS, Peers
 from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.signals import STOPPING
+from asyncrl.runtime.signals import STOPPING, StopAtOnce
 from asyncrl.runtime.torchrun import RankAddress
 
 LIMIT_S = 20.0
@@ -71,6 +73,19 @@ def test_a_rank_that_a_signal_has_stopped_has_not_failed(exit_code: int, join: C
         with join(1) as second:
             second.note_exit_code(exit_code)
         assert first._store.check(["left/1"]) and not first._store.check(["failed/1"])
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopAtOnce("Second SIGTERM", 143)], ids=repr)
+def test_a_rank_that_is_stopped_at_once_ends_those_that_wait_for_it(
+    stop: KeyboardInterrupt, join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with join(0) as first:
+        monkeypatch.setattr(
+            run_session, "next_rank", lambda: dataclasses.replace(first.address, rank=1, meeting="test")
+        )
+        with pytest.raises(KeyboardInterrupt), run_session.Session(lambda: pytest.fail("reads no settings")):
+            raise stop
+        assert failure_seen_by(first).endswith("failed: was stopped at once")
 
 
 def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
