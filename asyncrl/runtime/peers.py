@@ -46,6 +46,8 @@ EXPLANATION_S = 5.0
 """How long to wait for the reason of another rank's failure."""
 LEAVE_S = 5.0
 """How long an ending rank waits for a store that may not answer."""
+LAST_SAVE_S = 300.0
+"""How long the rank with the store waits at its end for the others, which may still save."""
 _LONGEST_INTERVAL_S = 2.0
 _FIRST_BEATS_S = 0.1  # between beats until all others have been heard
 _POLL_S = 0.02
@@ -140,6 +142,7 @@ class Peers:
         # An interval counts as 2 s at most: a run that was suspended for an hour has heard nothing, and is well.
         self._beats: dict[int, bytes] = {}
         self._answered: set[int] = set()  # whose greeting rank 0 has answered
+        self._ended: set[int] = set()  # they have left or failed
         self._silences_s = dict.fromkeys(self._others, 0.0)
         self._looked_at = self._checked_at = self._answered_at = time.monotonic()
         self._store_silence_s = 0.0
@@ -221,7 +224,10 @@ class Peers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Reports the end or the failure of this rank, and stops the heartbeat."""
+        """Reports the end or the failure of this rank, and stops the heartbeat.
+
+        The rank that owns the store then waits for the others, which would count the store as lost.
+        """
         # Ranks that start later than a short run ends learn from its store that it has ended.
         deadline = time.monotonic() + (SILENCE_S if self.is_first and error is None else 0.0)
         while len(self._answered) < len(self._others) and self._failure is None and time.monotonic() < deadline:
@@ -236,6 +242,17 @@ class Peers:
                 self._store.set(f"left/{self.address.rank}", "")
             else:
                 self._store.set(f"failed/{self.address.rank}", f"on {socket.gethostname()} failed: {failure}")
+            if self.is_first and self.address.has_store:
+                self._wait_for_others()
+
+    def _wait_for_others(self) -> None:
+        """Waits until all ranks that have joined have ended or fallen silent, at most `LAST_SAVE_S`."""
+        deadline = time.monotonic() + LAST_SAVE_S
+        while time.monotonic() < deadline:
+            self._check_others(time.monotonic())
+            if all(rank in self._ended or self._is_silent(rank) for rank in self._answered):
+                return
+            time.sleep(BEAT_S)
 
     def _beat(self) -> None:
         number, lost_s = 0, 0.0
@@ -279,16 +296,20 @@ class Peers:
         for rank in self._others:
             self._silences_s[rank] += passed_s
             if self._store.check([f"left/{rank}"]):
+                self._ended.add(rank)
                 self._silences_s[rank] = 0.0
             if self._store.check([f"failed/{rank}"]):
+                self._ended.add(rank)
                 self._fail(f"rank {rank} {self._store.get(f'failed/{rank}').decode()}")
             if self._store.check([f"beat/{rank}"]):
                 beat = self._store.get(f"beat/{rank}")
                 if beat != self._beats.get(rank):
                     self._beats[rank], self._silences_s[rank] = beat, 0.0
-            silence_s = self._silences_s[rank]
-            if silence_s > (SILENCE_S if rank in self._beats else START_S):
-                self._fail(f"rank {rank} has not responded for {silence_s:.0f} s")
+            if self._is_silent(rank):
+                self._fail(f"rank {rank} has not responded for {self._silences_s[rank]:.0f} s")
+
+    def _is_silent(self, rank: int) -> bool:
+        return self._silences_s[rank] > (SILENCE_S if rank in self._beats else START_S)
 
     def _fail(self, text: str) -> None:
         if self._failure is None:

@@ -99,11 +99,16 @@ def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
             time.sleep(0.01)
         second._is_leaving.set()  # its machine is gone: no beat, and no word
         assert "rank 1 has not responded for" in failure_seen_by(first)
-    with join(0) as left, join(1) as other:
+    left = join(0)
+    with join(1) as other:
         other.check()
-        left.__exit__(None, None, None)
+        leaving = threading.Thread(target=left.__exit__, args=(None, None, None))
+        leaving.start()
         time.sleep(1.0)
         other.check()
+        assert leaving.is_alive(), "it owns the store that the other one needs"
+    leaving.join(LIMIT_S)
+    assert not leaving.is_alive()
 
 
 @pytest.mark.parametrize("how", ["refuses", "stands still"])
