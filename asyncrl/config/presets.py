@@ -41,7 +41,7 @@ class Preset:
         if algorithm.collects == "trajectories":
             general.update(self.settings)
             for pattern, values in self.for_env.items():
-                if fnmatch.fnmatchcase(env_id, pattern):
+                if _matches(env_id, pattern):
                     general.update(values)
         own = self.for_algo.get("a3c", {}) if (algorithm.name, backend) == ("a2c", "hogwild") else {}
         return {**general, **self.for_algo.get(algorithm.name, {}), **own}
@@ -80,6 +80,11 @@ def preset_for(env_id: str) -> Preset | None:
     """The preset with a pattern that matches the environment's id; None without one."""
     for name in preset_names():
         preset = read_preset(name)
-        if any(fnmatch.fnmatchcase(env_id, pattern) for pattern in preset.envs):
+        if any(_matches(env_id, pattern) for pattern in preset.envs):
             return preset
     return None
+
+
+def _matches(env_id: str, pattern: str) -> bool:
+    """Whether an environment's id fits a pattern; an id without its version, which means the newest one, fits too."""
+    return fnmatch.fnmatchcase(env_id, pattern) or fnmatch.fnmatchcase(env_id, pattern.partition("-v")[0])

@@ -73,6 +73,8 @@ def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path
     file.write_text("env: CartPole-v1\n")
     assert load([f"--config={file}"]).preset == "classic_control"
     assert load(["--env=Humanoid-v5"]).preset == "mujoco"
+    assert load(["--env=Humanoid"]).preset == "mujoco"  # Gymnasium makes the newest version
+    assert load(["--env=Humanoid-v2"]).preset is None
     assert load(["--env=Humanoid-v5", "--preset=none"]).preset is None
     assert load(["--env=Humanoid-v5", "--preset=classic_control"]).config.rollout == 32
     assert load(["--env=some.module:Id-v0"]).preset is None
@@ -82,6 +84,7 @@ def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path
     ("argv", "gamma"),
     [
         (["--env=Swimmer-v5"], 0.9999),
+        (["--env=Swimmer"], 0.9999),
         (["--env=Swimmer-v4", "--algo=a2c"], 0.9999),
         (["--env=Swimmer-v5", "--gamma=0.9"], 0.9),
         (["--env=HalfCheetah-v5"], 0.99),
