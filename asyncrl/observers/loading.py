@@ -12,7 +12,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest_hint
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.errors import environment_traceback
-from asyncrl.observers.observer import Observer
+from asyncrl.observers.observer import Observer, refuse_unknown_events
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def load_callbacks(names: Sequence[str]) -> list[Observer]:
     """Returns the callbacks of these names; a class or function is called without arguments.
 
     Raises:
-        UsageError: there is no such callback, it raises an exception, or it is no observer.
+        UsageError: there is no such callback, it raises an exception, or it is no observer of known events.
     """
     loaded = []
     for name in names:
@@ -36,6 +36,7 @@ def load_callbacks(names: Sequence[str]) -> list[Observer]:
         if not isinstance(observer, Observer):
             text = f"--callbacks={name} made {type(observer).__name__}, but an asyncrl.Observer is expected."
             raise UsageError(text)
+        refuse_unknown_events(observer)
         loaded.append(observer)
     return loaded
 

@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec
 from asyncrl.buffers.control import PolicyChange, RunControl, TrainingInfo
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import nearest
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
@@ -75,6 +76,33 @@ class Observer:
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """The run has ended; `summary.status` says how."""
+
+
+EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
+_OF_STABLE_BASELINES = {
+    "on_step": "on_status",
+    "on_rollout_end": "on_record",
+    "on_training_start": "on_start",
+    "on_training_end": "on_end",
+}
+
+
+def refuse_unknown_events(observer: Observer) -> None:
+    """Checks that a callback has no method that is named like an event and is not one.
+
+    Raises:
+        UsageError: it has one, such as those of Stable-Baselines3.
+    """
+    kind = type(observer)
+    for method in dir(kind):
+        name = method.removeprefix("_")
+        if name.startswith("on_") and method not in EVENTS and callable(getattr(kind, method)):
+            near = _OF_STABLE_BASELINES.get(name) or nearest(name, EVENTS)
+            hint = f"; the nearest is {near}" if near else ""
+            raise UsageError(
+                f"The callback {kind.__name__} has a method {method}, but there is no such event{hint}. The events are "
+                f"{', '.join(EVENTS)}. A method that is not meant as an event needs another name."
+            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.loading import load_given
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.observers.observer import Observer
+from asyncrl.observers.observer import Observer, refuse_unknown_events
 from asyncrl.observers.progress import ProgressBar
 from asyncrl.observers.writers import LogMessages
 from asyncrl.run.result import RunResult
@@ -47,12 +47,14 @@ class Trainer:
             preset: name of a preset to use instead of the one for the environment; `none` for no preset.
 
         Raises:
-            UsageError: a callback is not an `Observer`.
+            UsageError: a callback is not an `Observer`, or has a method that is named like an event and is not one.
         """
         given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
         wrong = [callback for callback in given if not isinstance(callback, Observer)]
         if wrong:
             raise UsageError(f"The callback {wrong[0]!r} is not possible: expected an object of asyncrl.Observer.")
+        for callback in given:
+            refuse_unknown_events(callback)
         self._config = config
         self._callbacks = given
         self._preset = preset

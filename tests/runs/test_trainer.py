@@ -208,6 +208,16 @@ def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("method", "event"),
+    [("_on_step", "on_status"), ("on_rollout_end", "on_record"), ("on_training_end", "on_end"), ("_on_end", "on_end")],
+)
+def test_methods_named_like_events_that_do_not_exist_are_refused(method: str, event: str) -> None:
+    foreign = type("Foreign", (Observer,), {method: lambda self: True})()
+    with pytest.raises(asyncrl.UsageError, match=rf"Foreign has a method {method}, but .*; the nearest is {event}\."):
+        Trainer(TrainConfig(env="CartPole-v1"), [foreign])
+
+
 def test_settings_that_are_not_possible_are_one_error_with_the_sentences_of_the_command_line() -> None:
     with pytest.raises(asyncrl.UsageError) as raised:
         TrainConfig(gamma=2.0, algo="pp0", num_workers=0, lr=1e-3, lerning_rate=1e-3, env=5)  # type: ignore[call-arg,arg-type]
