@@ -63,6 +63,11 @@ def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
         method(dict(info))
 
 
+def takes_training_info(env: Any) -> bool:
+    """Whether an environment or one of its wrappers has a method `set_training_info`."""
+    return find_method(env, _TAKES_INFO) is not None
+
+
 def give_reward_shaping(env: Any, shaping: Mapping[str, float], agent: int) -> None:
     """Gives an environment the factors of its reward for one agent, or for one of a vectorized environment's.
 

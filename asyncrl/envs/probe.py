@@ -189,7 +189,7 @@ def _answers(
 ) -> Iterator[Any]:
     """The child's work. Yields JSON values: the answer, then the findings of the checker."""
     from asyncrl.envs.factory import check_vectorized, make_env, problem_of_mask, resets_within_step
-    from asyncrl.envs.interface import checker_findings, default_reward_shaping, try_out
+    from asyncrl.envs.interface import checker_findings, default_reward_shaping, takes_training_info, try_out
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 
@@ -224,6 +224,7 @@ def _answers(
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None, resets_within_step=resets)
         if isinstance(env, SingleEnv):
             spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
+        spec = dataclasses.replace(spec, takes_training_info=takes_training_info(env))
         enter("get_default_reward_shaping()")
         if not gives_tensors:  # which never tells which policy plays an episode
             spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))

@@ -335,6 +335,7 @@ class EnvSpec:
         spaces: the different spaces of the agents, in the order in which they first appear; empty if all have the same.
         of_agents: index in `spaces`, for each agent; empty if all have the same.
         reward_shaping: names and default values of the factors of its reward that `set_reward_shaping` changes.
+        takes_training_info: whether it has `set_training_info`.
         computes_reward: whether it has `compute_reward`, with which rewards of other goals are computed.
     """
 
@@ -349,6 +350,7 @@ class EnvSpec:
     spaces: tuple[AgentSpaces, ...] = ()
     of_agents: tuple[int, ...] = ()
     reward_shaping: tuple[tuple[str, float], ...] = ()
+    takes_training_info: bool = False
     computes_reward: bool = False
 
     @cached_property

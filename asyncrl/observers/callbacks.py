@@ -155,6 +155,8 @@ class EnvironmentCurriculum(_OfOneRun):
     def on_start(self, run: Run) -> None:
         """Sends the first stage, or the current one if the learner's process died and the run restarts."""
         super().on_start(run)
+        if not run.spec.takes_training_info:
+            run.say(f"warning: {run.spec.env_id} has no method set_training_info, so the curriculum changes nothing.")
         self._number = run.set_training_info(self.stages[self.stage])
 
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:

@@ -387,6 +387,11 @@ def test_neither_processes_nor_files_outlive_the_one_that_asks(probed: str, tmp_
     assert list(temporary.iterdir()) == []
 
 
+def test_the_spec_says_whether_the_environment_takes_training_info(probed: str) -> None:
+    assert probe("told_env:Told").takes_training_info
+    assert not probe(probed).takes_training_info
+
+
 def test_an_unknown_id_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="CartPole-v1"):
         probe("CartPol-v1")

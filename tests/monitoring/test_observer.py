@@ -6,14 +6,17 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.monitoring.status import Record
+from asyncrl.observers.callbacks import EnvironmentCurriculum
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.writers import RecordWriter
 
@@ -62,6 +65,17 @@ def test_a_best_checkpoint_has_one_writer(run: Run) -> None:
         run.save_best(7.0)
     run.config = run.config.model_copy(update={"save_best_metric": "none"})
     run.save_best(7.0)
+
+
+@pytest.mark.parametrize("takes_info", [True, False])
+def test_a_curriculum_says_if_the_environment_does_not_take_its_stages(run: Run, takes_info: bool) -> None:
+    said: list[str] = []
+    spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None, takes_training_info=takes_info)
+    with mock.patch.object(Run, "say", lambda run, text: said.append(text)):
+        run.spec = spec
+        EnvironmentCurriculum([{"stage": 0}], []).on_start(run)
+    expected = "warning: A-v0 has no method set_training_info, so the curriculum changes nothing."
+    assert said == ([] if takes_info else [expected])
 
 
 def test_the_newest_dict_is_what_environments_get_and_a_run_that_starts_again_sends_it_again(

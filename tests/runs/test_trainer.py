@@ -497,7 +497,7 @@ def test_a_callback_object_begins_anew_with_another_run_and_goes_on_when_its_run
     def start_in(name: str, start: StartPoint) -> asyncrl.Run:
         run = asyncrl.Run([])
         run.config, run.folder = TrainConfig(env="CartPole-v1", eval_every_env_steps=100), tmp_path / name
-        run.start = start
+        run.start, run.spec = start, mock.Mock(takes_training_info=True)
         for each in (no_better, curriculum):
             each.on_start(run)
         return run
