@@ -215,7 +215,7 @@ def _draw(run: Path, path: Path) -> None:
     from asyncrl.analysis.records import read_runs
 
     try:
-        (found,) = read_runs([run])
+        (found,) = read_runs([run], print)
         drawing.draw_trial(figures.make_trial(found, None), path)
     except UsageError as error:
         print(f"no plot: {error}")

@@ -49,10 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         problems.append("No run was given: give at least one, by its folder's path or its name in train_dir.")
     try:
         if options is None or problems:
-            raise UsageError("\nerror: ".join(problems))
+            raise UsageError("\n".join(problems))
         _write(options)
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -63,7 +64,7 @@ def _write(options: _Options) -> None:
     from asyncrl.analysis.records import read_runs
     from asyncrl.analysis.run_report import read_report, render
 
-    runs = read_runs(options.runs)
+    runs = read_runs(options.runs, print)
     page = render(read_report(runs, options.title))
     path = options.out or runs[0].path / "report.html"
     existed = path.exists()

@@ -232,6 +232,20 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, capsys, arguments, 
     assert len(err.splitlines()) == 1
 
 
+def test_runs_without_records_are_left_out_with_a_line_each_unless_no_other_is_given(tmp_path, capsys):
+    run, empty = steady(tmp_path, "run", 1, 100, 1000), write_run(tmp_path, "empty", [])
+    (tmp_path / "notes.txt").write_text("")
+    others = [empty, tmp_path, tmp_path / "notes.txt"]
+    code, out, err = call(capsys, "compare", run, *others, "--x=total_steps")
+    assert (code, err) == (0, "")
+    left_out = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert [path for path, line in zip(others, left_out, strict=True) if str(path) not in line] == []
+    assert (run / "plots" / "compare.png").exists()
+    code, out, err = call(capsys, "compare", *others, "--x=total_steps")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 3 and all(line.startswith("error: ") for line in err.splitlines())
+
+
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, monkeypatch):
     path = steady(tmp_path, "run", 1, 100, 1000)
     find = importlib.util.find_spec

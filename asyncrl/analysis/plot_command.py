@@ -171,10 +171,11 @@ def run_command(options: Options, say: Say) -> dict[str, Any]:
         say: prints one line.
 
     Raises:
-        UsageError: matplotlib is missing, a run cannot be read or lacks data, or a file cannot be written.
+        UsageError: matplotlib is missing, no run has records, a run cannot be read or lacks data, or a file cannot be
+            written.
     """
     drawing.check_can_draw()
-    runs = read_runs(options.runs)
+    runs = read_runs(options.runs, say)
     if options.command == "trial":
         # All trials are computed before the first is drawn: a run without returns leaves no half of the work.
         trials = [figures.make_trial(run, options.window, options.x) for run in runs]

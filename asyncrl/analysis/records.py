@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -197,17 +197,36 @@ def differing_settings(runs: Iterable[Run]) -> list[str]:
     return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+class NoRecords(UsageError):
+    """A path that exists has no records: it is no run, or the run has not trained yet."""
+
+
+def read_runs(paths: Sequence[Path], say: Callable[[str], None]) -> list[Run]:
     """Reads runs from their folders.
 
+    Args:
+        paths: the folders, or names of runs in `TRAIN_DIR`.
+        say: shows a line about each path without records, which is left out.
+
     Raises:
-        UsageError: a folder is missing, given twice, or has no readable records.
+        UsageError: a folder is missing, given twice, or cannot be read; or none of them has records.
     """
     resolved = [locate(path).resolve() for path in paths]
     for idx, path in enumerate(resolved):
         if path in resolved[:idx]:
             raise UsageError(f"Run {paths[idx]} is given twice: name each run once.")
-    return [_read_run(path, name) for path, name in zip(resolved, unique_names(resolved), strict=True)]
+    runs: list[Run] = []
+    without: list[NoRecords] = []
+    for path, name in zip(resolved, unique_names(resolved), strict=True):
+        try:
+            runs.append(_read_run(path, name))
+        except NoRecords as error:
+            without.append(error)
+    if without and not runs:
+        raise UsageError("\n".join(map(str, without)))
+    for error in without:
+        say(f"left out: {error}")
+    return runs
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
@@ -221,13 +240,15 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 def _read_run(path: Path, name: str) -> Run:
     folder = RunFolder(path)
+    if path.is_file():
+        raise NoRecords(f"{path} is a file: give the folder of a run that has trained.")
     if not path.is_dir():
         raise UsageError(f"There is no run {path}: give its folder's path, or its name in {TRAIN_DIR}.")
     of_ranks = list(map(read_records, folder.metrics_of_ranks))
     if not folder.metrics.exists():
-        raise UsageError(f"{path} has no {folder.metrics.name}: give the folder of a run that has trained.")
+        raise NoRecords(f"{path} has no {folder.metrics.name}: give the folder of a run that has trained.")
     if not of_ranks[0]:
-        raise UsageError(f"{folder.metrics} has no record yet: let the run train until it has written one.")
+        raise NoRecords(f"{folder.metrics} has no record yet: let the run train until it has written one.")
     summary = _parse(folder.summary.read_text(encoding="utf-8", errors="replace")) if folder.summary.is_file() else None
     workers = summary.get("num_workers") if isinstance(summary, dict) else None
     workers = workers if isinstance(workers, int) and workers > 0 else None

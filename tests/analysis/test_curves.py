@@ -249,14 +249,14 @@ def test_a_rank_whose_folder_is_on_another_machine_only_has_no_curve(tmp_path):
     record = {"env_steps": 100, "time/time_elapsed": 1.0, "perf/cores_in_use": 1.0, "rollout/ep_rew_mean": 5.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "environment.json").write_text(json.dumps({"num_ranks": 2}))
-    (one,) = read_runs([tmp_path])
+    (one,) = read_runs([tmp_path], print)
     assert one.num_ranks == 2 and list(one.returns_by_unit()) == [0]
     assert curve_over(one, "total_steps", "train").values.tolist() == [5.0]
     with pytest.raises(UsageError, match="has recorded no perf/cores_in_use"):
         curve_over(one, "processor_time", "train")
     (tmp_path / "metrics.jsonl").unlink()
     with pytest.raises(UsageError, match=r"has no metrics\.jsonl"):
-        read_runs([tmp_path])
+        read_runs([tmp_path], print)
 
 
 def test_a_comparison_may_be_of_moving_averages(tmp_path):

@@ -208,3 +208,13 @@ def test_the_page_is_in_the_first_runs_folder_and_mistakes_are_one_sentence(
         assert main(arguments) == 2
         error = capsys.readouterr().err
         assert problem in error and len(error.splitlines()) == 1
+
+
+def test_a_run_without_records_does_not_keep_others_from_being_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, empty = write_run(tmp_path / "run", records(10.0)), write_run(tmp_path / "empty", [])
+    assert main([str(empty), str(run)]) == 0
+    left_out, wrote = capsys.readouterr().out.splitlines()
+    assert left_out.startswith(f"left out: {empty / 'metrics.jsonl'} has no record yet")
+    assert wrote.startswith(f"wrote {run / 'report.html'}")
