@@ -60,10 +60,16 @@ def as_env(given: str | MakesEnv) -> str:
     return name if is_importable else EnvMaker(given)
 
 
-def find_callable(module: str, path: str) -> MakesEnv | None:
+def find_object(module: str, path: str) -> Any:
+    """The object at a path of names in an imported module; None if it has none there."""
     found: Any = sys.modules.get(module)
     for name in path.split("."):
         found = getattr(found, name, None)
+    return found
+
+
+def find_callable(module: str, path: str) -> MakesEnv | None:
+    found = find_object(module, path)
     return found if callable(found) else None
 
 

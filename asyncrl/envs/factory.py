@@ -22,8 +22,9 @@ import numpy as np
 from gymnasium import error as gymnasium_error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable
+from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable, find_object
 from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import nearest_hint
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs import atari
@@ -115,6 +116,10 @@ def make_env(
             if not _raised_by_gymnasium(error):
                 raise
             raise UsageError(f"{_unknown_id(env_id, registered_id)} Gymnasium says: {error}") from error
+        except gymnasium_error.Error as error:
+            if not str(error).startswith("Malformed environment ID"):
+                raise
+            raise UnknownEnvironment(_unknown_id(env_id, registered_id)) from error
         except TypeError as error:
             if str(error).startswith(_NOT_OF_GYMNASIUM):
                 raise UsageError(_of_gym(env_id)) from error
@@ -130,6 +135,9 @@ def make_env(
 def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     _refuse_unknown_arguments(make, env_id, arguments)
     env = make(**arguments)
+    if isinstance(env, VectorEnv):
+        text = f"{env_id} returned {type(env).__name__}, which has several environments: give the function a parameter"
+        raise UsageError(f"{text} num_envs, their number, or return one gymnasium.Env.")
     if (of_agents := as_agents_env(env, env_id)) is not None:
         return of_agents
     if not isinstance(env, gymnasium.Env):
@@ -342,7 +350,19 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
         return f"{env_id} is known in its script or notebook only: move it to a module, and give --env=MODULE:{name}."
     if ":" not in env_id:
         return f"{text}{nearest}. If a module of yours registers it, give --env=MODULE:{registered_id}."
-    return f"{text} after importing {env_id.partition(':')[0]!r}{nearest}. Does that module register it?"
+    module = env_id.partition(":")[0]
+    if registered_id.endswith("()") and find_callable(module, registered_id[:-2]) is not None:
+        return f"{env_id} is a call: give its class or function without parentheses, --env={env_id[:-2]}."
+    found = find_object(module, registered_id)
+    if found is not None:
+        return (
+            f"{env_id} is an object of {type(found).__name__}: give its class or a function that makes it, because a "
+            "run makes many environments."
+        )
+    if re.search(r"-v\d+$", registered_id) is None:
+        hint = nearest_hint(registered_id, [*near, *(name for name in vars(sys.modules[module]) if name[0] != "_")])
+        return f"{module} has no {registered_id!r}, and registers no environment of that name{hint}."
+    return f"{text} after importing {module!r}{nearest}. Does that module register it?"
 
 
 def _of_gym(env_id: str) -> str:

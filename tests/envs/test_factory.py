@@ -27,6 +27,7 @@ class OwnEnv(gymnasium.Env):
             raise RuntimeError("negative size")
         self.size = size
 gymnasium.register("Own{name}-v0", lambda **kwargs: OwnEnv(**kwargs))
+made = OwnEnv()
 """
 
 
@@ -94,6 +95,24 @@ def test_an_unknown_module_or_argument_is_named(own_module: str) -> None:
     assert "'no_such_module'" in refusal("no_such_module:Id-v0")
     assert "widht" in refusal("CartPole-v1", widht=3)
     assert "Does that module register it?" in refusal(own_module.partition(":")[0] + ":Zzzzzz-v0")
+
+
+def test_a_name_of_a_module_that_makes_no_environment_is_answered_in_its_terms(own_module: str) -> None:
+    module = own_module.partition(":")[0]
+    assert refusal(f"{module}:OwnEmv") == (
+        f"{module} has no 'OwnEmv', and registers no environment of that name; the nearest is OwnEnv."
+    )
+    assert f"{module}:made is an object of OwnEnv: give its class or a function that makes it" in refusal(
+        f"{module}:made"
+    )
+    assert f"give its class or function without parentheses, --env={module}:OwnEnv." in refusal(f"{module}:OwnEnv()")
+    assert f"{module} has no 'Owner()'" in refusal(f"{module}:Owner()")
+    assert make_env(own_module.removesuffix("-v0")).unwrapped.size == 1  # type: ignore[attr-defined]
+
+
+def test_a_function_that_returns_several_environments_needs_a_parameter_for_their_number() -> None:
+    said = refusal(EnvMaker(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")))
+    assert "returned SyncVectorEnv, which has several environments: give the function a parameter num_envs" in said
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
