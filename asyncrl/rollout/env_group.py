@@ -206,7 +206,8 @@ class EnvironmentGroup(ABC):
             detail = f"element {first} is {floats[first]}"
         else:
             name, detail = "reward", str(reward)
-        text = f"gave a {name} that is not finite"
+        article = "an" if name == "observation" else "a"
+        text = f"gave {article} {name} that is not finite"
         return NotFinite(self._first_env_idx + env, self._steps_made(env), text, detail)
 
 

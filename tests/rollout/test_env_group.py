@@ -561,13 +561,13 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
-        ((7.0, NAN, *GO), "reward that is not finite at its step 2: nan"),
-        ((7.0, -INF, *GO), "reward that is not finite at its step 2: -inf"),
-        ((7.0, 1e39, *GO), "reward that is not finite at its step 2: inf"),  # in the float32 of the slots
-        ((7.0, NAN, *TERMINATED), "reward that is not finite at its step 2: nan"),
-        ((7.0, NAN, *TRUNCATED), "reward that is not finite at its step 2: nan"),
-        ((NAN, 1.0, *GO), "observation that is not finite at its step 2: element 0 is nan"),
-        ((INF, 1.0, *TRUNCATED), "observation that is not finite at its step 2: element 0 is inf"),
+        ((7.0, NAN, *GO), "a reward that is not finite at its step 2: nan"),
+        ((7.0, -INF, *GO), "a reward that is not finite at its step 2: -inf"),
+        ((7.0, 1e39, *GO), "a reward that is not finite at its step 2: inf"),  # in the float32 of the slots
+        ((7.0, NAN, *TERMINATED), "a reward that is not finite at its step 2: nan"),
+        ((7.0, NAN, *TRUNCATED), "a reward that is not finite at its step 2: nan"),
+        ((NAN, 1.0, *GO), "an observation that is not finite at its step 2: element 0 is nan"),
+        ((INF, 1.0, *TRUNCATED), "an observation that is not finite at its step 2: element 0 is inf"),
     ],
 )
 def test_a_step_that_is_not_finite_is_left_out_and_its_environment_reset(bad: Any, what: str) -> None:
@@ -583,7 +583,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_its_environment_reset(bad: An
     assert run.group.take_episodes() == (EpisodeRecord(30.0, 2),)
     failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_not_finite, failures.num_dropped) == (0, 1, 1)
-    assert f"environment 40 gave a {what}" in failures.warnings[0]
+    assert f"environment 40 gave {what}" in failures.warnings[0]
 
 
 def test_large_numbers_that_are_finite_stay() -> None:
