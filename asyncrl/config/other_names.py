@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 STABLE_BASELINES, SAMPLE_FACTORY, CLEANRL, PYTORCH = "Stable-Baselines3", "Sample Factory", "CleanRL", "PyTorch"
 RLLIB = "RLlib"
+COMMON_NAMES = "Common names"
+"""Names that several libraries and programs have."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class OtherName:
     """A name in another library.
 
     Attributes:
-        library: the library.
+        library: the library, or `COMMON_NAMES`.
         setting: the setting here; empty if there is none.
         note: the difference, or the alternative if there is no such setting.
     """
@@ -33,6 +35,11 @@ _SCALES = "uint8 images are scaled to [0, 1], and --normalize_input normalizes e
 _PER_ENV = "for each of --num_workers processes"
 _STEPS_OF_ALL = "times n_envs: there the steps of one environment are counted, here those of all"
 _ONE_RATE = "one for policy, critics and entropy coefficient"
+_ALL_RUNS = "the folder of all runs; --experiment names the run's folder in it"
+_NEW_RUN = "a new run starts from its weights at step 0; --experiment resumes a run"
+_RESUMES = "the name of a run; it resumes with its settings"
+_OF_EPISODES = "python -m asyncrl.enjoy shows a trained policy, and --video_every_env_steps records videos during training"
+_OF_WRAPPERS = "in a function of yours that makes the environment, --env=MODULE:function"
 _UPDATE_RATIO = "gradient_steps / (train_freq x n_envs)"
 
 OTHER_NAMES: dict[str, OtherName] = {
@@ -191,6 +198,25 @@ OTHER_NAMES: dict[str, OtherName] = {
     "target_network_update_freq": OtherName(RLLIB, "", _TARGETS),
     "max_num_env_runner_restarts": OtherName(RLLIB, "max_restarts", "of all workers within --restart_window_s"),
     "evaluation_num_env_runners": OtherName(RLLIB, "", "one process evaluates while training continues"),
+    "policy": OtherName(COMMON_NAMES, "", "the networks follow from the spaces; --model names one of your own"),
+    "resume": OtherName(COMMON_NAMES, "experiment", _RESUMES),
+    "name": OtherName(COMMON_NAMES, "experiment"),
+    "run_name": OtherName(COMMON_NAMES, "experiment"),
+    "log_dir": OtherName(COMMON_NAMES, "train_dir", _ALL_RUNS),
+    "logdir": OtherName(COMMON_NAMES, "train_dir", _ALL_RUNS),
+    "output_dir": OtherName(COMMON_NAMES, "train_dir", _ALL_RUNS),
+    "load": OtherName(COMMON_NAMES, "init_from", _NEW_RUN),
+    "checkpoint": OtherName(COMMON_NAMES, "init_from", _NEW_RUN),
+    "hidden_sizes": OtherName(COMMON_NAMES, "encoder_mlp_layers"),
+    "activation": OtherName(COMMON_NAMES, "nonlinearity"),
+    "render": OtherName(COMMON_NAMES, "", _OF_EPISODES),
+    "render_mode": OtherName(COMMON_NAMES, "", _OF_EPISODES),
+    "max_episode_steps": OtherName(COMMON_NAMES, "", f"use gymnasium.wrappers.TimeLimit {_OF_WRAPPERS}"),
+    "frame_stack": OtherName(
+        COMMON_NAMES,
+        "",
+        f"ALE/* stacks 4 frames; elsewhere use gymnasium.wrappers.FrameStackObservation {_OF_WRAPPERS}",
+    ),
 }
 """By the name there."""
 
@@ -216,6 +242,7 @@ def explain_name(name: str, known: Container[str]) -> str | None:
     other = OTHER_NAMES.get(name)
     if other is None or (other.setting or "env") not in known:  # `known` may be the names of presets, for example
         return None
+    whose = "" if other.library == COMMON_NAMES else f"{other.library}'s "
     if not other.setting:
-        return f"{other.library}'s {name} has no counterpart here: {other.note}"
-    return f"{other.library}'s {name} is --{other.setting}" + (f" ({other.note})" if other.note else "")
+        return f"{whose}{name} has no counterpart here: {other.note}"
+    return f"{whose}{name} is --{other.setting}" + (f" ({other.note})" if other.note else "")

@@ -15,7 +15,7 @@ from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load, load_given
 from asyncrl.config.machine import Machine
-from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, RLLIB, SAMPLE_FACTORY, STABLE_BASELINES
+from asyncrl.config.other_names import CLEANRL, COMMON_NAMES, OTHER_NAMES, PYTORCH, RLLIB, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig
@@ -298,6 +298,10 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
         ("--exploration_loss_coeff=0.1", "Sample Factory's exploration_loss_coeff is --entropy_loss_coeff"),
         ("--save_every_sec=60", "Sample Factory's save_every_sec is --save_every_s"),
         ("--n_steps=3", "of SAC: --n_step"),
+        ("--policy=MlpPolicy", "There is no flag --policy: policy has no counterpart here: the networks follow from"),
+        ("--resume", "There is no flag --resume: resume is --experiment"),
+        ("--render", "python -m asyncrl.enjoy"),
+        ("--max_episode_steps=9", "gymnasium.wrappers.TimeLimit"),
         ("--optimizer=lamb", "Sample Factory's optimizer has no counterpart here: the optimizer is Adam"),
         ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
         ("--recurrence=-1", "Sample Factory's -1 is auto"),
@@ -330,7 +334,7 @@ def test_the_tables_of_other_libraries_name_settings_that_exist_and_are_those_of
     assert {other.setting for other in OTHER_NAMES.values()} - {""} <= set(settings)
     assert not set(OTHER_NAMES) & set(settings), "an alias of a setting would never be shown"
     text = (Path(__file__).resolve().parents[2] / "docs" / "other_libraries.md").read_text()
-    for library in (STABLE_BASELINES, CLEANRL, RLLIB, SAMPLE_FACTORY, PYTORCH):
+    for library in (STABLE_BASELINES, CLEANRL, RLLIB, SAMPLE_FACTORY, PYTORCH, COMMON_NAMES):
         section = text.split(f"\n## {library}\n")[1].split("\n## ")[0]
         rows = re.findall(r"^\| `(\w+)` \| (?:`--(\w+)`|none)(?:; (.*?))? \|$", section, re.MULTILINE)
         expected = {
