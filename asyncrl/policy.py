@@ -123,6 +123,9 @@ class Policy:
     def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
         """Encodes one observation as `[row_size]`, or several as `[B, row_size]`."""
         layout = self.spec.observation
+        has_tuples = any(part.path and isinstance(part.path[0], int) for part in layout.parts)
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict) and not has_tuples:
+            raise ValueError("expected observations, got (observation, info) of env.reset(): pass its first element")
         if layout.is_vector:
             rows = np.asarray(obs, dtype=np.float32)
             size = layout.row_size

@@ -99,6 +99,16 @@ def test_a_runs_newest_and_best_are_found(tmp_path: Path) -> None:
     assert asyncrl.load_policy(str(folder.path), which="best").act(obs).all()
 
 
+def test_a_run_that_is_not_found_by_its_name_may_be_given_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"no run 'p1' in train_dir: that folder does not exist; give the run's path\.$"
+    ):
+        asyncrl.load_policy("p1")
+
+
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a run's folder nor a checkpoint's"):
         asyncrl.load_policy(tmp_path)
@@ -108,6 +118,8 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     for shape in ((5,), (2, 5), (), (2, 2, 4)):
         with pytest.raises(ValueError, match="expected observations of shape"):
             policy.act(np.zeros(shape))
+    with pytest.raises(ValueError, match=r"got \(observation, info\) of env.reset\(\): pass its first element"):
+        policy.act((np.zeros(CHOICE.observation.row_size), {}))
     state = {"config": {"encoder_mlp_layers": [9]}, "spec": CHOICE.to_data()}
     content = checkpoint.Checkpoint(checkpoint.load(tmp_path / "checkpoint_000000000100").model, {}, state)
     with pytest.raises(UsageError, match="holds no usable policy"):

@@ -333,7 +333,7 @@ def run_path(train_dir: str, experiment: str) -> Path:
 def _name_of(train_dir: str, experiment: str) -> str:
     given = Path(experiment).expanduser()
     is_path = "/" in experiment and given.parent.resolve() == Path(train_dir).expanduser().resolve()
-    return given.name if is_path else experiment
+    return given.name if is_path else experiment.rstrip("/")  # which completion by a shell adds
 
 
 def find_problem(train_dir: str, experiment: str) -> str | None:
@@ -434,7 +434,7 @@ def _no_such_run(path: Path) -> str:
     folder = path.parent
     text = f"There is no run {path.name!r} in {folder}"
     if not folder.is_dir():
-        return f"{text}: that folder does not exist; give the folder of your runs as --train_dir."
+        return f"{text}: that folder does not exist; give the run's path."
     runs = [entry for entry in folder.iterdir() if (entry / MARKER).is_file()]
     runs.sort(key=lambda entry: (entry / MARKER).stat().st_mtime, reverse=True)
     if not runs:

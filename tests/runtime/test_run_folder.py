@@ -37,6 +37,12 @@ def test_a_name_that_could_leave_the_folder_or_confuse_is_refused(train_dir, nam
     assert not train_dir.exists()
 
 
+def test_a_name_may_end_with_a_slash(train_dir):
+    with RunFolder.create(train_dir, "p1/", "resume") as created:
+        assert created.path.name == "p1"
+    assert RunFolder.open(train_dir, "p1/").path.name == "p1"
+
+
 def test_a_link_to_a_folder_elsewhere_is_refused(train_dir, tmp_path):
     with RunFolder.create(str(tmp_path / "elsewhere"), "run", "resume") as folder:
         target = folder.path
