@@ -38,7 +38,9 @@ _ONE_RATE = "one for policy, critics and entropy coefficient"
 _ALL_RUNS = "the folder of all runs; --experiment names the run's folder in it"
 _NEW_RUN = "a new run starts from its weights at step 0; --experiment resumes a run"
 _RESUMES = "the name of a run; it resumes with its settings"
-_OF_EPISODES = "python -m asyncrl.enjoy shows a trained policy, and --video_every_env_steps records videos during training"
+_OF_EPISODES = (
+    "python -m asyncrl.enjoy shows a trained policy, and --video_every_env_steps records videos during training"
+)
 _OF_WRAPPERS = "in a function of yours that makes the environment, --env=MODULE:function"
 _UPDATE_RATIO = "gradient_steps / (train_freq x n_envs)"
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -94,6 +94,14 @@ class TrainConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
+
+    if not TYPE_CHECKING:  # type checkers know the signature of the fields
+
+        def __new__(cls, *positional, **_):
+            """Refuses settings without their names."""
+            if positional:
+                raise UsageError(f"TrainConfig takes settings by name: give TrainConfig(env={positional[0]!r}).")
+            return super().__new__(cls)
 
     @classmethod
     def from_saved(cls, values: Any) -> TrainConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -49,6 +50,14 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
+def _read_json(given: Any) -> Any:
+    """The object of a text that is JSON; any other value unchanged."""
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            return json.loads(given)
+    return given
+
+
 def expand_user(path: Path) -> Path:
     """The path with a home folder in place of `~`, which a shell leaves as it is in `--flag=~/file`."""
     return Path(os.path.expanduser(path))
@@ -71,7 +80,7 @@ GivenPath = Annotated[Path, AfterValidator(expand_user)]
 PathText = Annotated[str, BeforeValidator(_as_text)]
 """The path of a file or folder as text; it may be given as a `Path`."""
 CallbackNames = Annotated[list[str], BeforeValidator(_check_names_of_callbacks)]
-EnvArguments = Annotated[dict[str, Any], AfterValidator(_as_json)]
+EnvArguments = Annotated[dict[str, Any], BeforeValidator(_read_json), AfterValidator(_as_json)]
 ImageChannels = Literal["auto", "first", "last"]
 ActionMapping = Literal["raw", "rescaled", "squashed"]
 """How continuous actions of the policy are converted for the environment, see `asyncrl.envs.actions`."""

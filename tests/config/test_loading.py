@@ -15,7 +15,15 @@ from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load, load_given
 from asyncrl.config.machine import Machine
-from asyncrl.config.other_names import CLEANRL, COMMON_NAMES, OTHER_NAMES, PYTORCH, RLLIB, SAMPLE_FACTORY, STABLE_BASELINES
+from asyncrl.config.other_names import (
+    CLEANRL,
+    COMMON_NAMES,
+    OTHER_NAMES,
+    PYTORCH,
+    RLLIB,
+    SAMPLE_FACTORY,
+    STABLE_BASELINES,
+)
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig

@@ -205,6 +205,12 @@ def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path
         Trainer(TrainConfig(env="CartPole-v1"), [print])  # type: ignore[list-item]
     with pytest.raises(asyncrl.UsageError, match=r"expected an object of asyncrl\.Observer"):
         Trainer(TrainConfig(env="CartPole-v1"), Noting)  # type: ignore[arg-type]
+    with pytest.raises(asyncrl.UsageError, match=r"takes settings by name: give TrainConfig\(env='CartPole-v1'\)"):
+        TrainConfig("CartPole-v1")  # type: ignore[call-arg]
+    with pytest.raises(
+        asyncrl.UsageError, match=r"The first argument of Trainer is a TrainConfig\(env=\.\.\.\), got 'PPO'"
+    ):
+        Trainer("PPO", "CartPole-v1")  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -232,6 +238,7 @@ def test_settings_that_are_not_possible_are_one_error_with_the_sentences_of_the_
     assert "There is no setting lerning_rate; the nearest is learning_rate." in found
     assert [problem.settings for problem in raised.value.problems][1:3] == [("algo",), ("num_workers",)]  # type: ignore[attr-defined]
     assert TrainConfig(gamma="0.5").gamma == 0.5  # type: ignore[arg-type]
+    assert TrainConfig(env_kwargs='{"size": 3}').env_kwargs == {"size": 3}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
