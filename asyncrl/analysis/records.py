@@ -224,8 +224,8 @@ def read_runs(paths: Sequence[Path], say: Callable[[str], None]) -> list[Run]:
             without.append(error)
     if without and not runs:
         raise UsageError("\n".join(map(str, without)))
-    for error in without:
-        say(f"left out: {error}")
+    for each in without:
+        say(f"left out: {each}")
     return runs
 
 

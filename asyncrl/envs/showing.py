@@ -217,7 +217,7 @@ def _no_mode(env_id: str, what: str) -> str:
     )
 
 
-def _no_opengl(env_id: str, error: Exception) -> str:
+def _no_opengl(env_id: str, error: BaseException) -> str:
     chosen = os.environ.get("MUJOCO_GL")
     tried = "no driver was found" if chosen is None else f"MUJOCO_GL={chosen} does not work"
     return (
@@ -226,7 +226,7 @@ def _no_opengl(env_id: str, error: Exception) -> str:
     )
 
 
-def _is_of_opengl(error: Exception) -> bool:
+def _is_of_opengl(error: BaseException) -> bool:
     frames = traceback.walk_tb(error.__traceback__)
     modules = {str(frame.f_globals.get("__name__")) for frame, _ in frames} | {type(error).__module__}
     return "OpenGL" in str(error) or bool({module.partition(".")[0] for module in modules} & _GL_PACKAGES)

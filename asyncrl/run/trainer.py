@@ -47,8 +47,8 @@ class Trainer:
             preset: name of a preset to use instead of the one for the environment; `none` for no preset.
 
         Raises:
-            UsageError: `config` is no `TrainConfig`; a callback is not an `Observer`, or has a method that is named like
-                an event and is not one.
+            UsageError: `config` is no `TrainConfig`; a callback is not an `Observer`, or has a method that is named
+                like an event and is not one.
         """
         if not isinstance(config, TrainConfig):
             raise UsageError(f"The first argument of Trainer is a TrainConfig(env=...), got {config!r}.")

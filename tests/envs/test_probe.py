@@ -255,7 +255,9 @@ def test_an_exception_in_a_step_says_so(probed: str) -> None:
     ("env_kwargs", "place"), [({"step": "exit()", "at": 2}, r"step\(\)"), ({"reset": "exit()"}, r"reset\(\)")]
 )
 def test_an_environment_that_exits_is_told_where(probed: str, env_kwargs: dict[str, Any], place: str) -> None:
-    with pytest.raises(EnvironmentFailed, match=rf"raised an exception in {place}:\n(.*\n)*SystemExit: None$") as caught:
+    with pytest.raises(
+        EnvironmentFailed, match=rf"raised an exception in {place}:\n(.*\n)*SystemExit: None$"
+    ) as caught:
         probe("probed_module:Returns-v0", env_kwargs)
     assert PACKAGE not in str(caught.value)
 
