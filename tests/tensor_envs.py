@@ -63,6 +63,24 @@ def make_cart_pole(num_envs: int, max_episode_steps: int = 500) -> CartPole:
     return CartPole(num_envs, max_episode_steps)
 
 
+class ShapedCartPole(CartPole):
+    """Pays a bonus for each step, which an observer may change."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs, max_episode_steps=10)
+        self._bonus = torch.ones(num_envs)
+
+    def get_default_reward_shaping(self) -> dict[str, float]:
+        return {"bonus": 1.0}
+
+    def set_reward_shaping(self, shaping: dict[str, float], agent: int) -> None:
+        self._bonus[agent] = shaping["bonus"]
+
+    def step(self, actions: Tensor) -> Step:
+        obs, _, *rest = super().step(actions)
+        return obs, self._bonus.clone(), *rest
+
+
 class GivesNan(CartPole):
     """Its tenth reward is not a number."""
 

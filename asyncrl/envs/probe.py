@@ -226,8 +226,7 @@ def _answers(
             spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
         spec = dataclasses.replace(spec, takes_training_info=takes_training_info(env))
         enter("get_default_reward_shaping()")
-        if not gives_tensors:  # which never tells which policy plays an episode
-            spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
+        spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
         enter("close()")
         env.close()
     except UnknownEnvironment as error:

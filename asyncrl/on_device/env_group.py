@@ -1,7 +1,7 @@
 """A vectorized environment of tensors, with the rows of `asyncrl.rollout.vector_env_group` on its device.
 
 It uses masks instead of conditions, because a condition would make the host wait for the device in every step. Only
-mode DISABLED, where environments do not reset themselves, needs a condition.
+mode DISABLED, where environments do not reset themselves, and reward shaping need a condition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncrl.learner.dataset import places_of
 from asyncrl.models.encoders import split_tensor
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
-from asyncrl.rollout.vector_env_group import RowFlags, row_flags
+from asyncrl.rollout.vector_env_group import RowFlags, begins_episode, row_flags
 
 
 class EpisodeEnds(NamedTuple):
@@ -89,6 +89,8 @@ class TensorEnvGroup(EnvironmentGroup):
         except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(0, "reset", error) from error
         self._note_reset(0)
+        if self._training_info.reward_shaping:
+            self._begin_episodes(range(self.num_envs))
         return self._rows_of(obs, "reset").clone()
 
     def step(self, actions: Tensor) -> TensorStep:
@@ -123,6 +125,8 @@ class TensorEnvGroup(EnvironmentGroup):
         self._lengths.masked_fill_(flags.ended, 0)
         self._holds_final_obs = flags.holds_final_obs
         self._num_steps += 1
+        if self._training_info.reward_shaping:
+            self._give_shaping(begins_episode(self._mode, flags))
         return step
 
     def start_trajectory(self, last_rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,6 +138,8 @@ class TensorEnvGroup(EnvironmentGroup):
             return last_rows, torch.zeros_like(self._holds_final_obs)
         restarted = self._holds_final_obs
         self._holds_final_obs = torch.zeros_like(restarted)
+        if self._training_info.reward_shaping:
+            self._give_shaping(restarted)
         return torch.where(restarted.unsqueeze(-1), self._reset_rows, last_rows), restarted
 
     def record_ends(self, ends: Sequence[EpisodeEnds], num_ended: int) -> None:
@@ -159,6 +165,13 @@ class TensorEnvGroup(EnvironmentGroup):
         """The error for a trajectory that contains NaN or infinity."""
         text = "or one beside it gave a reward or an observation that is not finite"
         return EnvironmentTrouble(0, self._num_steps, text)
+
+    def _give_shaping(self, begins: Tensor) -> None:
+        """Gives reward shaping to the environments that train and begin an episode, `[E]` bool. Waits for the device.
+
+        Those that evaluate (`EvaluatingGroup`) keep the defaults.
+        """
+        self._begin_episodes(begins[: self.num_envs].nonzero().flatten().tolist())
 
     def _next_rows(self, rows: Tensor, flags: RowFlags, infos: dict[str, Any]) -> Tensor:
         """Rows with final observations after truncations and reset observations after terminations."""

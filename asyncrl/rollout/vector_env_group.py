@@ -68,6 +68,12 @@ def row_flags(mode: AutoresetMode, holds_final_obs: Any, terminated: Any, trunca
     return RowFlags(valid, is_step, ended, terminated, truncated, holds_final_obs)
 
 
+def begins_episode(mode: AutoresetMode, flags: RowFlags) -> Any:
+    """Whether the row after a step begins an episode: it does after the row of a final observation, `[E]` bool."""
+    begins = ~flags.valid
+    return begins if mode == AutoresetMode.NEXT_STEP else begins | flags.terminated
+
+
 class VectorEnvGroup(HostEnvGroup):
     """Steps one vectorized environment. Owns it.
 
@@ -137,7 +143,7 @@ class VectorEnvGroup(HostEnvGroup):
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1
         if self.policies is not None or self._training_info.reward_shaping:
-            self._begin_next_episodes(np.flatnonzero(self._begins(flags)).tolist())
+            self._begin_next_episodes(np.flatnonzero(begins_episode(self._mode, flags)).tolist())
         return int(flags.valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
@@ -151,11 +157,6 @@ class VectorEnvGroup(HostEnvGroup):
         if self.policies is not None or self._training_info.reward_shaping:
             self._begin_next_episodes(restarted.tolist())
         return [int(env) for env in restarted]
-
-    def _begins(self, flags: RowFlags) -> npt.NDArray[np.bool_]:
-        """Whether the row after a step begins an episode: it does after the row of a final observation, `[E]`."""
-        begins: npt.NDArray[np.bool_] = ~flags.valid
-        return begins if self._mode == AutoresetMode.NEXT_STEP else begins | flags.terminated
 
     def _arrange_obs(self, flags: RowFlags, infos: dict[str, Any], next_obs: ObsArray) -> None:
         """Writes final observations after truncations and reset observations after terminations to `next_obs`.

@@ -132,6 +132,12 @@ def test_an_environment_of_tensors_is_recognized() -> None:
         probe("tensor_envs:TensorCartPole-v0", env_backend="gym")
 
 
+@pytest.mark.parametrize("backend", ["auto", "tensor", "gym_vector"])
+def test_the_probe_reads_the_reward_shaping_of_a_simulator(backend: str) -> None:
+    spec = probe("tensor_envs:ShapedCartPole", env_backend=backend)
+    assert spec.gives_tensors and spec.reward_shaping == (("bonus", 1.0),)
+
+
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_what_gives_tensors_can_be_stepped_with_arrays(mode: AutoresetMode) -> None:
     def make() -> VectorEnv[Any, Any, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,12 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from tensor_envs import AsTensors
-from tensor_groups import NUM_ENVS, NumberedSentinel, sentinels, tensor_group
+from tensor_groups import CPU, NUM_ENVS, NumberedSentinel, sentinels, tensor_group
 
 from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.envs.spaces import read_spec
+from asyncrl.on_device.evaluation import EvaluatingGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
@@ -81,6 +84,68 @@ def test_all_episodes_have_a_message_that_comes_before_the_first_reset(mode: Aut
         arrays.step(np.zeros((NUM_ENVS, 2), np.float32), rows)
     for group in (tensors, arrays):
         assert {episode.training_info for episode in group.take_episodes()} == {7}
+
+
+class Shaped(VectorWrapper):
+    """Adds the bonus of each environment to its rewards, and keeps who was told which bonus after how many steps."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self.bonus, self.told, self.num_steps = np.zeros(self.num_envs), list[tuple[int, int, float]](), 0
+
+    def set_reward_shaping(self, shaping: Mapping[str, float], agent: int) -> None:
+        self.bonus[agent] = shaping["bonus"]
+        self.told.append((self.num_steps, agent, shaping["bonus"]))
+
+    def step(self, actions: Any) -> Any:
+        obs, reward, *others = self.env.step(actions)
+        self.num_steps += 1
+        bonus = self.bonus if isinstance(reward, np.ndarray) else torch.from_numpy(self.bonus)
+        return obs, reward + bonus, *others
+
+
+@in_each_mode
+def test_an_episode_has_its_reward_shaping_as_in_environments_of_arrays(mode: AutoresetMode) -> None:
+    of_tensors, of_arrays = Shaped(AsTensors(sentinels(mode))), Shaped(sentinels(mode))
+    tensors = tensor_group(of_tensors)
+    arrays = VectorEnvGroup(of_arrays, 7, 0, read_spec(NumberedSentinel(0), "Sentinels"), "raw")
+    for group in (tensors, arrays):
+        group.set_training_info(TrainingInfo(reward_shaping=({"bonus": 10.0},)))
+    last, first = np.zeros((2, NUM_ENVS, 3), np.float32)
+    arrays.reset(last)
+    last_rows = tensors.reset()
+    assert [(agent, bonus) for _, agent, bonus in of_tensors.told] == [(env, 10.0) for env in range(NUM_ENVS)]
+    for trajectory in range(NUM_TRAJECTORIES):
+        arrays.start_slot(last, first)
+        tensors.start_trajectory(last_rows)
+        for row in range(ROLLOUT):
+            if (trajectory, row) == (2, 4):
+                for group in (tensors, arrays):
+                    group.set_training_info(TrainingInfo(reward_shaping=({"bonus": 50.0},)))
+            rows = StepRows(*(np.ones(NUM_ENVS, dtype) for dtype in (np.float32, bool, bool, bool)), last)
+            arrays.step(np.zeros((NUM_ENVS, 2), np.float32), rows)
+            step = tensors.step(torch.zeros(NUM_ENVS, 2))
+            last_rows = step.next_rows.clone()
+            np.testing.assert_array_equal(step.reward.numpy(), rows.reward)
+    assert of_tensors.told == of_arrays.told
+    assert {bonus for *_, bonus in of_tensors.told} == {10.0, 50.0}
+    assert {agent for _, agent, bonus in of_tensors.told if bonus == 50.0} == set(range(NUM_ENVS))
+
+
+@in_each_mode
+def test_environments_that_evaluate_keep_the_defaults_of_the_reward(mode: AutoresetMode) -> None:
+    shaped = Shaped(AsTensors(sentinels(mode, NUM_ENVS + 2)))
+    spec = read_spec(NumberedSentinel(0), "Sentinels")
+    evaluation: Any = SimpleNamespace(num_envs=2, act=lambda rows: torch.zeros(2, 2), note=lambda ends, begins: None)
+    group = EvaluatingGroup(shaped, 7, spec, "raw", CPU, evaluation)
+    group.set_training_info(TrainingInfo(reward_shaping=({"bonus": 10.0},)))
+    rows = group.reset()
+    for _ in range(NUM_TRAJECTORIES):
+        group.start_trajectory(rows)
+        for _ in range(ROLLOUT):
+            rows = group.step(torch.zeros(NUM_ENVS, 2)).next_rows.clone()
+    assert len(shaped.told) > 2 * NUM_ENVS
+    assert shaped.bonus.tolist() == [10.0] * NUM_ENVS + [0.0] * 2
 
 
 @in_each_mode
