@@ -287,7 +287,7 @@ def test_there_are_fifty_of_them() -> None:
         (["--import_modules=raises"], "--import_modules: importing a module raised an exception:"),
         (
             ["--import_modules=unfinished_encoder", "--encoder=unfinished"],
-            "--encoder: making the network raised an exception:",
+            "--encoder: making or calling the network raised an exception:",
         ),
     ],
 )

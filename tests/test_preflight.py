@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -103,7 +104,17 @@ def test_the_network_of_one_policy_is_checked_too(monkeypatch: pytest.MonkeyPatc
     def fail(layout: ObservationLayout, config: TrainConfig) -> torch.nn.Module:
         raise ValueError("it cannot be made")
 
+    class Raising(torch.nn.Linear):
+        output_size = 4
+
+        def __init__(self, layout: ObservationLayout, config: TrainConfig) -> None:
+            super().__init__(4, 4)
+
+        def forward(self, inputs: Inputs) -> torch.Tensor:  # type: ignore[override]
+            raise ValueError("it cannot be called")
+
     monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
+    registry.register_encoder("raising")(Raising)
     registry.register_encoder("normalizing")(Normalizing)
     registry.register_encoder("failing")(fail)
     flags = ("--env=Choice-v0", "--num_policies=2", "--policy_mapping=random")
@@ -111,6 +122,10 @@ def test_the_network_of_one_policy_is_checked_too(monkeypatch: pytest.MonkeyPatc
     assert "is BatchNorm1d, whose running statistics only the learner would have" in problem.text
     (problem,) = checked(*flags, "--policy.1.encoder=failing").problems
     assert "ValueError: it cannot be made" in problem.text
+    (problem,) = checked(*flags, "--policy.1.encoder=raising").problems
+    assert problem.text.startswith("--encoder: making or calling the network raised an exception:\nTraceback")
+    assert "ValueError: it cannot be called" in problem.text
+    assert str(Path(asyncrl.__file__).parent) not in problem.text
 
 
 @pytest.mark.parametrize(

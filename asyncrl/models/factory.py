@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -11,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.observations import split_rows
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.registry import DEFAULT, make_registered_model
@@ -18,6 +20,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.state_dependent import StateDependentActorCritic, StateDependentSacActor
 
 ActingModel = ActorCritic | SacActor
+_NUM_ROWS = 2
 _M = TypeVar("_M", ActorCritic, SacActor)
 _STATE_DEPENDENT: dict[Any, Any] = {ActorCritic: StateDependentActorCritic, SacActor: StateDependentSacActor}
 
@@ -45,13 +48,15 @@ def make_model(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
     return model
 
 
-def check_buffers(spec: EnvSpec, config: TrainConfig) -> None:
-    """Checks that networks of a user have no buffers that each process would make or change for itself.
+def check_networks(spec: EnvSpec, config: TrainConfig) -> None:
+    """Checks networks of a user: calls them once, and refuses buffers that each process would make or change itself.
 
     Processes that act get the parameters; the buffers are those that their own constructor has made.
 
     Raises:
-        UsageError: a buffer is drawn at random, or is a running statistic.
+        UsageError: a buffer is drawn at random or is a running statistic, or an encoder returns other features than
+            its `output_size` says.
+        Exception: exceptions of the networks, unchanged.
     """
     first, second = (_networks(spec, config.model_copy(update={"seed": seed})) for seed in (0, 1))
     for name, module in first.named_modules():
@@ -66,6 +71,29 @@ def check_buffers(spec: EnvSpec, config: TrainConfig) -> None:
                 f"The buffer {name} of the network is drawn at random, so each process would have another one: make it "
                 "a parameter with requires_grad=False, which is sent to all of them."
             )
+    _call_once(first.eval(), config)
+
+
+@torch.no_grad()
+def _call_once(networks: nn.Module, config: TrainConfig) -> None:
+    """Calls the encoders, then the model, on two rows of zeros with masks that allow all choices."""
+    owners = list(networks) if isinstance(networks, nn.ModuleList) else [networks]
+    model: Any = owners[0]
+    layout = model.layout
+    rows = np.zeros((_NUM_ROWS, layout.row_size), layout.row_dtype)
+    split_rows(layout, rows)[0][:, layout.num_features :] = 1.0
+    inputs = model.inputs_of(torch.from_numpy(rows))
+    named = [getattr(owner, name, None) for owner in owners for name in ("actor", "critic", "encoder")]
+    for encoder in filter(None, named if config.encoder != DEFAULT else []):
+        features, expected = encoder(inputs), (_NUM_ROWS, encoder.output_size)
+        if not isinstance(features, torch.Tensor) or features.shape != expected:
+            is_tensor = isinstance(features, torch.Tensor)
+            found = f"a tensor {list(features.shape)}" if is_tensor else f"a {type(features).__name__}"
+            raise UsageError(
+                f"The encoder {config.encoder} returns {found} for {_NUM_ROWS} observations, but with its output_size "
+                f"of {encoder.output_size} it must return a tensor {list(expected)}."
+            )
+    model.act(torch.from_numpy(rows), deterministic=True)
 
 
 def _networks(spec: EnvSpec, config: TrainConfig) -> nn.Module:

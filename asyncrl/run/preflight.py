@@ -161,9 +161,9 @@ def run(
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             for own, each in zip(specs, policies, strict=True):
                 if _networks_of_user([each]) or each.algorithm.name not in BUILT_IN:
-                    from asyncrl.models.factory import check_buffers  # imports torch
+                    from asyncrl.models.factory import check_networks  # imports torch
 
-                    check_buffers(own, each)
+                    check_networks(own, each)
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
             if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
                 traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
@@ -174,7 +174,7 @@ def run(
             if not of_the_user:  # the algorithm's model; `_action_problems` may have said it already
                 problems += [] if "algo" in _names(problems) else [Problem(("algo", "env"), str(error))]
             elif "import_modules" not in _names(of_names):
-                problems.append(_of_user_code(of_the_user, "making the network", error))
+                problems.append(_of_user_code(of_the_user, "making or calling the network", error))
         else:
             needed = of_one_rank * plan.num_local_ranks
             if needed > free:

@@ -19,7 +19,7 @@ from asyncrl.models import registry
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.encoders import ConvEncoder, Inputs, ObservationEncoder, split_tensor
-from asyncrl.models.factory import check_buffers
+from asyncrl.models.factory import check_networks
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sizes import num_model_parameters
 
@@ -210,10 +210,44 @@ def test_buffers_that_each_process_would_have_for_itself_are_refused(
     registry.register_encoder("own")(Own)
     spec, config = spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(algo=algo, encoder="own")
     if said is None:
-        check_buffers(spec, config)
+        check_networks(spec, config)
     else:
         with pytest.raises(UsageError, match=said):
-            check_buffers(spec, config)
+            check_networks(spec, config)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        (lambda inputs: inputs.floats[:, :3], r"a tensor \[2, 3\]"),
+        (lambda inputs: inputs.floats[0], r"a tensor \[4\]"),
+        (lambda inputs: (inputs.floats, None), "a tuple"),
+        (lambda inputs: inputs.floats, None),
+    ],
+)
+def test_an_encoder_that_returns_other_features_than_it_says_is_refused(
+    monkeypatch: pytest.MonkeyPatch, algo: str, forward: Any, found: str | None
+) -> None:
+    monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
+
+    class Own(torch.nn.Module):
+        output_size = 4
+
+        def __init__(self, layout: Any, config: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, inputs: Inputs) -> Any:
+            return forward(inputs)
+
+    registry.register_encoder("own")(Own)
+    spec, config = spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(algo=algo, encoder="own")
+    if found is None:
+        check_networks(spec, config)
+        return
+    with pytest.raises(UsageError, match=rf"^The encoder own returns {found} for 2 observations, but .* \[2, 4\]\.$"):
+        check_networks(spec, config)
 
 
 class RandomBuffer(torch.nn.Module):
