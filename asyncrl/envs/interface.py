@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorWrapper
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from asyncrl.config.errors import UsageError
@@ -24,6 +25,7 @@ _STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
 _OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that a user cannot correct
 _TAKES_INFO = "set_training_info"
 _DEFAULT_SHAPING, _TAKES_SHAPING = "get_default_reward_shaping", "set_reward_shaping"
+_NORMALIZING = {"NormalizeObservation": "--normalize_input", "NormalizeReward": "--normalize_returns"}
 _HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training handles
 
 
@@ -55,6 +57,20 @@ def stats_of_ends(infos: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         for name, values in found.items()
         if not (name.startswith("_") and name[1:] in found) and not isinstance(values, Mapping)
     }
+
+
+def wrapper_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
+    """Gymnasium's wrappers around an environment, single or vectorized, that normalize what the run normalizes."""
+    names: set[str] = set()
+    for outer in (env, getattr(env.unwrapped, "vector_env", None)):  # of a `SingleEnv`
+        while isinstance(outer, (gymnasium.Wrapper, VectorWrapper)):
+            names.update(kind.__name__ for kind in type(outer).__mro__)
+            outer = outer.env
+    return [
+        f"{name} keeps statistics of its own in each environment and they are not saved: leave it out, {flag} does this"
+        for name, flag in _NORMALIZING.items()
+        if name in names
+    ]
 
 
 def give_training_info(env: Any, info: Mapping[str, Any]) -> None:

@@ -51,6 +51,7 @@ def probe(
     image_channels: ImageChannels = "auto",
     warn: Callable[[str], None] | None = None,
     say: Callable[[str], None] | None = None,
+    advise: Callable[[str], None] | None = None,
 ) -> EnvSpec:
     """Makes, resets and steps the environment in a child process.
 
@@ -63,6 +64,7 @@ def probe(
         image_channels: as for `read_spec`.
         warn: called with each finding of Gymnasium's checker; without it, the checker does not run.
         say: called once, with a sentence, if the check takes more than a few seconds.
+        advise: called with a sentence for each wrapper that does what the run does.
 
     Raises:
         UsageError: the environment cannot be made, its spaces are not supported, or its module starts a run.
@@ -102,6 +104,9 @@ def probe(
         raise UsageError(answer["usage_error"])
     if "failure" in answer:
         raise EnvironmentFailed(answer["failure"])
+    if advise is not None:
+        for finding in answer["wrappers"]:
+            advise(f"{env_id}: {finding}.")
     if warn is not None:
         for finding in [f"it did not finish ({_describe_exit(exit_code)})"] if findings is None else findings:
             warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
@@ -189,7 +194,13 @@ def _answers(
 ) -> Iterator[Any]:
     """The child's work. Yields JSON values: the answer, then the findings of the checker."""
     from asyncrl.envs.factory import check_vectorized, make_env, problem_of_mask, resets_within_step
-    from asyncrl.envs.interface import checker_findings, default_reward_shaping, takes_training_info, try_out
+    from asyncrl.envs.interface import (
+        checker_findings,
+        default_reward_shaping,
+        takes_training_info,
+        try_out,
+        wrapper_findings,
+    )
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 
@@ -242,7 +253,7 @@ def _answers(
         text = f"{env_id} raised an exception in {raised_in}:\n{environment_traceback(error)}"
         yield {"failure": text}
     else:
-        yield {"spec": spec.to_data()}
+        yield {"spec": spec.to_data(), "wrappers": wrapper_findings(env)}
         if is_checked:
             env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
             yield checker_findings(env)

@@ -114,6 +114,7 @@ def run(
                 image_channels=config.image_channels,
                 warn=(lambda text: findings.append(Problem(("env",), text))) if checks_env else None,
                 say=say,
+                advise=lambda text: findings.append(Problem(("env",), text)),
             )
         except EnvironmentFailed as error:
             failure = str(error)

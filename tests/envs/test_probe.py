@@ -111,6 +111,15 @@ class Masked(Returns):
             raise ValueError("forbidden")
         return self.reset()[0], 0.0, False, False, {}
 
+def normalized_single():
+    wrappers = gymnasium.wrappers
+    return wrappers.TimeLimit(wrappers.NormalizeReward(wrappers.NormalizeObservation(Returns())), 50)
+
+def normalized_vectorized(num_envs):
+    wrappers = gymnasium.wrappers.vector
+    env = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+    return wrappers.NormalizeReward(wrappers.NormalizeObservation(env))
+
 for kind in (Returns, Unseeded, Careless, Masked):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=50)
 gymnasium.register("Probed-v0", ProbedEnv, max_episode_steps=77)
@@ -270,6 +279,21 @@ def test_findings_of_gymnasiums_checker_are_warnings(probed: str) -> None:
     said.clear()
     for fine in ("probed_module:Returns-v0", "probed_module:Masked-v0", "Pendulum-v1"):
         probe(fine, warn=said.append)
+    assert said == []
+
+
+def test_wrappers_that_normalize_are_found_in_the_chain(probed: str) -> None:
+    said: list[str] = []
+    for name in ("single", "vectorized"):
+        probe(f"probed_module:normalized_{name}", env_backend="auto", advise=said.append)
+        observation, reward = said
+        assert observation == (
+            f"probed_module:normalized_{name}: NormalizeObservation keeps statistics of its own in each environment "
+            "and they are not saved: leave it out, --normalize_input does this."
+        )
+        assert "NormalizeReward keeps" in reward and "--normalize_returns does this" in reward
+        said.clear()
+    probe("CartPole-v1", advise=said.append)
     assert said == []
 
 
