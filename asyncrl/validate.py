@@ -100,6 +100,10 @@ def _validate(argv: Sequence[str]) -> int:
             print(f"{'preset:':<15} {loaded.preset} ({loaded.preset_path})")
         if result.spec is not None:
             print(f"{'environment:':<15} {result.spec}")
+            limit, without = result.spec.max_episode_steps, "none"
+            if result.spec.is_vectorized or result.spec.agents:  # which may have one that they do not tell
+                without = "unknown"
+            print(f"{'time limit:':<15} {without if limit is None else f'{limit:,} steps'}")
         print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
         if result.traffic is not None:
             lines = result.traffic.describe(options.network)

@@ -172,3 +172,13 @@ gymnasium.register("LitSide-v0", LitSide)
 gymnasium.register("Masked-v0", Masked)
 gymnasium.register("MaskedChoice-v0", MaskedChoice)
 gymnasium.register("HiddenVelocity-v0", lambda **kwargs: Positions(CartPoleEnv(**kwargs)), max_episode_steps=500)
+
+
+def endless() -> gymnasium.Env:
+    """An environment without a time limit."""
+    return gymnasium.make("CartPole-v1").unwrapped
+
+
+def limited() -> gymnasium.Env:
+    """One that has a wrapper for it."""
+    return gymnasium.wrappers.TimeLimit(endless(), 30)

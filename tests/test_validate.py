@@ -45,6 +45,15 @@ def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["sgd_steps_per_run"] == plan["sgd_steps_per_dataset"] * -(-10_000_000 // 4096)
 
 
+@pytest.mark.parametrize(
+    ("env", "shown"), [("CartPole-v1", "500 steps"), ("space_envs:limited", "30 steps"), ("space_envs:endless", "none")]
+)
+def test_the_time_limit_is_shown(env: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--env={env}"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("time limit:")]
+    assert line.split(maxsplit=2)[2] == shown
+
+
 def test_ranks_are_shown_one_by_one_and_together(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*SYNC, "--batch_size=4096"]
     assert main([*flags, "--json"]) == 0

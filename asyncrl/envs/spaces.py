@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
@@ -49,10 +50,20 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
     for name in ("observation_space", "action_space"):
         if not hasattr(env, name):
             raise UsageError(f"{env_id} has no {name}: set it in `__init__`.")
-    limit = None if env.spec is None else env.spec.max_episode_steps
+    limit = _time_limit(env)
     spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
     spec = dataclasses.replace(spec, computes_reward=env.has_wrapper_attr(COMPUTE_REWARD))
     return _with_agents(spec, env, image_channels) if isinstance(env, AgentsEnv) else spec
+
+
+def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """The time limit in steps that is registered or that a wrapper has; None if there is none."""
+    limits = [] if env.spec is None or env.spec.max_episode_steps is None else [env.spec.max_episode_steps]
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, TimeLimit):
+            limits.append(env._max_episode_steps)
+        env = env.env
+    return min(limits, default=None)
 
 
 def _with_agents(spec: EnvSpec, env: AgentsEnv, image_channels: ImageChannels) -> EnvSpec:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # it needs torch
 _STATUS_EVERY_S = 0.25
 _BEST_EVERY_S = 15.0
 _LONG_UPDATE_S = 2.0
+_LONGEST_STEPS = 20_000  # of an environment without an episode that ends, before a warning
 _AVERAGED_LAGS = ("mean", "p95", "age_ms", "over_bound")
 
 
@@ -330,6 +331,7 @@ class Monitor:
         self._record_at = self._status_at = clock()
         self._cores_since = self._started_at
         self._is_finished = False
+        self._has_warned_of_endless = False
 
     def handle(self, report: Report) -> None:
         """Takes one report of any role."""
@@ -359,6 +361,7 @@ class Monitor:
             self._interval.add(report)
         if isinstance(report, RolloutReport):
             self._episodes.add(report.episodes, report.env_steps)
+            self._warn_of_endless_episodes()
             if self._plan.num_policies == 1:
                 self._policies[0].note_of_task(report.episodes)
             if self._workers:
@@ -386,6 +389,16 @@ class Monitor:
                 self._first_trained = self._recorded_trained = self._last_trained
         if report.notice is not None:
             self.say(f"warning: {report.notice}")
+
+    def _warn_of_endless_episodes(self) -> None:
+        """Shows one warning if no episode has ended in many steps of each environment."""
+        is_endless = not self._episodes.recent and self._episodes.env_steps >= _LONGEST_STEPS * self._plan.num_envs
+        if is_endless and not self._has_warned_of_endless:
+            self._has_warned_of_endless = True
+            self.say(
+                f"warning: no episode has ended after {_LONGEST_STEPS:,} steps of each environment: wrap the "
+                "environment in gymnasium.wrappers.TimeLimit, or return truncated=True."
+            )
 
     def _add_of_policies(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
         """Adds a report to the figures of its policies; what a learner learned does not count for the whole run."""

@@ -73,7 +73,7 @@ class Run:
         observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
         observed.config, observed.folder, observed.start = TrainConfig(**settings), path, start
         num_policies = observed.config.num_policies
-        sizes = {"num_workers": 2, "num_agents": 1, "num_policies": num_policies, "dataset_size": 2048}
+        sizes = {"num_workers": 2, "num_agents": 1, "num_envs": 4, "num_policies": num_policies, "dataset_size": 2048}
         observed.plan = SimpleNamespace(lag_bound=77, hogwild=hogwild, replay=None, **sizes)
         self.monitor = Monitor(
             observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
@@ -312,6 +312,19 @@ def test_a_failed_evaluation_is_said(tmp_path):
 def test_what_the_learner_has_to_say_is_said(run):
     run.at(1.0, dataclasses.replace(learner(100), notice="there is no compiler"))
     assert run.progress.said == ["warning: there is no compiler"]
+
+
+def test_a_run_in_which_no_episode_ends_is_warned_once(run):
+    run.at(1.0, rollout(env_steps=79_999))
+    assert run.progress.said == []
+    run.at(2.0, rollout(env_steps=1), rollout(worker_idx=1, env_steps=100))
+    (text,) = run.progress.said
+    assert text.startswith("warning: no episode has ended after 20,000 steps of each environment: wrap the environment")
+
+
+def test_a_run_with_an_episode_is_not_warned_of_endless_ones(run):
+    run.at(1.0, rollout(env_steps=50, episodes=(EpisodeRecord(1.0, 50),)), rollout(env_steps=1_000_000))
+    assert run.progress.said == []
 
 
 def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
