@@ -246,8 +246,9 @@ def probe_once(arguments: str) -> EnvSpec:
 
 @pytest.fixture(autouse=True)
 def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(env_id: str, env_kwargs: Any, *, warn: object = None, say: object = None, **more: Any) -> EnvSpec:
-        return probe_once(json.dumps({"env_id": env_id, "env_kwargs": env_kwargs, **more}))
+    def probe(env_id: str, env_kwargs: Any, **more: Any) -> EnvSpec:
+        data = {name: value for name, value in more.items() if name not in ("warn", "say", "advise")}
+        return probe_once(json.dumps({"env_id": env_id, "env_kwargs": env_kwargs, **data}))
 
     monkeypatch.chdir(place)
     monkeypatch.setattr(preflight, "probe", probe)
