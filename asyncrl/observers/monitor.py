@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # it needs torch
 _STATUS_EVERY_S = 0.25
 _BEST_EVERY_S = 15.0
 _LONG_UPDATE_S = 2.0
+_SHORTEST_S = 0.1  # between reports of datasets, for a speed: those of small datasets arrive several at once
 _LONGEST_STEPS = 20_000  # of an environment without an episode that ends, before a warning
 _AVERAGED_LAGS = ("mean", "p95", "age_ms", "over_bound")
 
@@ -662,8 +663,8 @@ def _hyperparameters_of(learner: LearnerReport) -> dict[str, float]:
 
 
 def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> float | None:
-    """Environment steps per second between two ends of datasets; None without two."""
-    if begin is None or end is None or end[0] <= begin[0]:
+    """Environment steps per second between two ends of datasets; None without two whose reports came one by one."""
+    if begin is None or end is None or end[0] - begin[0] < _SHORTEST_S:
         return None
     return (end[1] - begin[1]) / (end[0] - begin[0])
 

@@ -207,6 +207,12 @@ def test_speed_is_measured_between_the_ends_of_datasets(run):
     assert run.records[4]["time/fps"] == pytest.approx(2000.0)
 
 
+def test_reports_that_arrive_at_once_give_no_speed(run):
+    run.at(1.0, learner(1000))
+    run.at(1.001, learner(2000))
+    assert run.monitor.finish("completed").fps is None
+
+
 def test_startup_does_not_count_as_time_in_which_steps_were_made(run):
     run.at(60, learner(1000))
     run.at(61, learner(2000))
