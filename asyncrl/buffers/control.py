@@ -180,7 +180,7 @@ class RunControl:
         return self.num_changes == self.num_changes_taken
 
     def take_change(self) -> PolicyChange | None:
-        """Returns a change once; None if there is none (learner)."""
+        """Returns a change once; None without one (learner)."""
         if self.num_changes == self.num_changes_taken:
             return None
         source, turn = (None if word == _NONE else word for word in self._change)

@@ -57,7 +57,7 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
-    """The time limit in steps that is registered or that a wrapper has; None if there is none."""
+    """The time limit in steps that is registered or that a wrapper has; None without one."""
     limits = [] if env.spec is None or env.spec.max_episode_steps is None else [env.spec.max_episode_steps]
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, TimeLimit):

@@ -181,7 +181,7 @@ class PolicyRows:
         self._cursor.advance()
 
     def take(self, learner_version: int) -> Dataset | None:
-        """The oldest complete dataset, which keeps its memory until `release`; None if there is none.
+        """The oldest complete dataset, which keeps its memory until `release`; None without one.
 
         Drops rows that are more than `max_policy_lag` versions older than `learner_version`, which will train on them,
         each with the rest of its episode.

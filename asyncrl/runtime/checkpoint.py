@@ -161,7 +161,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def checkpoint_of(folder: Path, env_steps: int) -> Path | None:
-    """Returns the checkpoint with exactly these environment steps, None if there is none."""
+    """Returns the checkpoint with exactly these environment steps; None without one."""
     return dict(_list(folder)).get(env_steps)
 
 

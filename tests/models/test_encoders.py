@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -195,20 +196,12 @@ def test_a_registered_encoder_core_and_model_are_used(monkeypatch: pytest.Monkey
 def test_buffers_that_each_process_would_have_for_itself_are_refused(
     monkeypatch: pytest.MonkeyPatch, algo: str, make: Any, said: str | None
 ) -> None:
-    monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
-
-    class Own(torch.nn.Module):
-        output_size = 4
-
-        def __init__(self, layout: Any, config: Any) -> None:
-            super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), make())
-
-        def forward(self, inputs: Inputs) -> torch.Tensor:
-            return self.layers(inputs.floats)
-
-    registry.register_encoder("own")(Own)
-    spec, config = spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(algo=algo, encoder="own")
+    spec, config = with_own_encoder(
+        monkeypatch,
+        algo,
+        lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), make()),
+        lambda layers, inputs: layers(inputs.floats),
+    )
     if said is None:
         check_networks(spec, config)
     else:
@@ -229,6 +222,19 @@ def test_buffers_that_each_process_would_have_for_itself_are_refused(
 def test_an_encoder_that_returns_other_features_than_it_says_is_refused(
     monkeypatch: pytest.MonkeyPatch, algo: str, forward: Any, found: str | None
 ) -> None:
+    make_layers = functools.partial(torch.nn.Linear, 4, 4)
+    spec, config = with_own_encoder(monkeypatch, algo, make_layers, lambda layers, inputs: forward(inputs))
+    if found is None:
+        check_networks(spec, config)
+        return
+    with pytest.raises(UsageError, match=rf"^The encoder own returns {found} for 2 observations, but .* \[2, 4\]\.$"):
+        check_networks(spec, config)
+
+
+def with_own_encoder(
+    monkeypatch: pytest.MonkeyPatch, algo: str, make_layers: Any, forward: Any
+) -> tuple[EnvSpec, TrainConfig]:
+    """A run whose registered encoder has an output size of 4 and calls `forward(layers, inputs)`."""
     monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
 
     class Own(torch.nn.Module):
@@ -236,18 +242,13 @@ def test_an_encoder_that_returns_other_features_than_it_says_is_refused(
 
         def __init__(self, layout: Any, config: Any) -> None:
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(4))
+            self.layers = make_layers()
 
         def forward(self, inputs: Inputs) -> Any:
-            return forward(inputs)
+            return forward(self.layers, inputs)
 
     registry.register_encoder("own")(Own)
-    spec, config = spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(algo=algo, encoder="own")
-    if found is None:
-        check_networks(spec, config)
-        return
-    with pytest.raises(UsageError, match=rf"^The encoder own returns {found} for 2 observations, but .* \[2, 4\]\.$"):
-        check_networks(spec, config)
+    return spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(algo=algo, encoder="own")
 
 
 class RandomBuffer(torch.nn.Module):
