@@ -18,7 +18,7 @@ FIXED = (
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
     *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "use_sde", "critic_only_keys"),
-    *("action_unit", "squash_actions", "normalize_input", "normalize_returns", "num_policies"),
+    *("action_unit", "squash_actions", "normalize_input", "normalize_images", "normalize_returns", "num_policies"),
 )
 """Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
 

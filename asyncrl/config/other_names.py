@@ -31,7 +31,10 @@ class OtherName:
 
 _ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
 _TARGETS = "the target critics move at each update, by the fraction --tau"
-_SCALES = "uint8 images are scaled to [0, 1], and --normalize_input normalizes everything else"
+_SCALES = (
+    "uint8 images are scaled to [0, 1], --normalize_images subtracts the mean of each, "
+    "and --normalize_input normalizes everything else"
+)
 _PER_ENV = "for each of --num_workers processes"
 _STEPS_OF_ALL = "times n_envs: there the steps of one environment are counted, here those of all"
 _ONE_RATE = "one for policy, critics and entropy coefficient"

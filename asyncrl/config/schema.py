@@ -536,6 +536,9 @@ class TrainConfig(BaseModel):
     encoder_conv_architecture: Literal["auto", "nature", "impala"] = _model(
         "auto", "convolutions over images; auto is nature for images of at least 36 x 36 pixels, otherwise impala"
     )
+    normalize_images: bool = _model(
+        False, "subtract from each image its own mean, and divide it by its own deviation, before the convolutions"
+    )
     encoder_conv_mlp_layers: list[PositiveInt] = _model([512], "widths of the hidden layers after the convolutions")
     use_rnn: bool = _model(False, "make the policy recurrent: a recurrent core follows the encoder")
     rnn_type: Literal["gru", "lstm"] = _model("gru", "kind of recurrent core")

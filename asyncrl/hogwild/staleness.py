@@ -40,8 +40,9 @@ class PushLock:
         self._note_waiting = note_waiting
         self.is_held = False
 
-    def acquire(self) -> None:
-        wait_s = _FIRST_WAIT_S
+    def acquire(self) -> bool:
+        """Returns whether another process held it."""
+        wait_s, has_waited = _FIRST_WAIT_S, False
         while not self.is_held:
             try:
                 fcntl.lockf(self._arena.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
@@ -50,8 +51,10 @@ class PushLock:
                 if not isinstance(error, (BlockingIOError, PermissionError)):
                     raise
                 self._note_waiting()
+                has_waited = True
                 time.sleep(wait_s)
                 wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+        return has_waited
 
     def release(self) -> None:
         if self.is_held:
@@ -85,6 +88,7 @@ class StalenessMeter:
         self._lock = lock
         self._at_pull = 0
         self._is_admitted = False
+        self._takes_lock_first = False
         self._counts: Counter[int] = Counter()
         self._num_recomputed = 0
 
@@ -128,14 +132,23 @@ class StalenessMeter:
         self._is_admitted = True
 
     def update(self, compute: Callable[[], Result], pull: Callable[[], None]) -> Result:
-        """Makes one update: `compute` computes and pushes it; if it is over the bound, again after `pull`."""
+        """Makes one update: `compute` computes and pushes it; if it is over the bound, again after `pull`.
+
+        It is computed once, after `pull` with the lock, if it is over the bound before it is computed. Also if the last
+        update was computed twice, or had to wait for the lock: others would push meanwhile again.
+        """
         try:
-            try:
-                return compute()
-            except _TooStaleError:
-                self._num_recomputed += 1
-                pull()
-                return compute()
+            is_over = self._bound is not None and self.num_by_others - self._at_pull > self._bound
+            if not is_over and not self._takes_lock_first:
+                try:
+                    return compute()
+                except _TooStaleError:
+                    self._num_recomputed += 1
+                    self._takes_lock_first = True
+            elif self._lock is not None:
+                self._takes_lock_first = self._lock.acquire()
+            pull()
+            return compute()
         finally:
             self._is_admitted = False
             if self._lock is not None:

@@ -234,7 +234,9 @@ class RunningMoments:
     def update(self, batch: Tensor) -> None:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.
 
-        There is no condition on numbers of the device, for which the host would wait.
+        So are batches of zeros before the first other one: where rewards are rare, returns are 0 until the first
+        reward, and the deviation of zeros would make a number of hundreds of it. There is no condition on numbers of
+        the device, for which the host would wait.
         """
         count, shift = torch.zeros_like(self._count), torch.zeros_like(self.mean)
         spread = shift
@@ -245,9 +247,9 @@ class RunningMoments:
             offset = centered.mean(0)
             spread = centered.sub_(offset).square_().mean(0).double()
             shift = (center.double() + offset.double()) - self.mean
-            is_finite = torch.isfinite(shift + spread).all()
-            count = is_finite.double() * len(batch)
-            shift, spread = shift.where(is_finite, 0.0), spread.where(is_finite, 0.0)
+            counts = torch.isfinite(shift + spread).all() & ((self._count > 0.0) | (batch != 0.0).any())
+            count = counts.double() * len(batch)
+            shift, spread = shift.where(counts, 0.0), spread.where(counts, 0.0)
         if self._ranks.num_ranks > 1:
             count, shift, spread = self._of_all_ranks(count, shift, spread)
         self._count += count

@@ -20,6 +20,7 @@ from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.products import linear
 
 _LARGEST_BYTE = 255.0
+_IMAGE_VARIANCE_EPS = 1e-4
 _SMALLEST_FOR_NATURE = 36
 _IMPALA_CHANNELS = (16, 32, 32)
 Layers = tuple[tuple[Tensor, Tensor], ...]
@@ -102,6 +103,7 @@ class ConvEncoder(nn.Module):
         super().__init__()
         self._shape = shape = part.shape
         self._scale = 1.0 / (part.largest or _LARGEST_BYTE)
+        self._normalizes = config.normalize_images
         self._axes = (0, *(axis + 1 for axis in image_axes(shape, part.channels)))
         height, width = image_size(shape, part.channels)
         channels = math.prod(shape) // (height * width)
@@ -120,7 +122,8 @@ class ConvEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """From images `[B, height * width * channels]`, as the environment orders them, to `[B, out]`.
 
-        Images of uint8 are scaled to [0, 1] by the bounds of their space; those of float32 are taken as they are.
+        Images of uint8 are scaled to [0, 1] by the bounds of their space; those of float32 are taken as they are. With
+        `normalize_images` each then has a mean of 0 and a deviation of nearly 1, over all its pixels and channels.
         """
         batch = image.view(-1, *self._shape).permute(self._axes).reshape(-1, *self._size)
         if not batch.is_cuda:
@@ -128,6 +131,9 @@ class ConvEncoder(nn.Module):
             batch = batch.contiguous(memory_format=torch.channels_last)
         if batch.dtype == torch.uint8:
             batch = batch.to(torch.float32).mul_(self._scale)  # bytes are a quarter of the numbers to reorder
+        if self._normalizes:
+            variance, mean = torch.var_mean(batch, dim=(1, 2, 3), correction=0, keepdim=True)
+            batch = (batch - mean) * torch.rsqrt(variance + _IMAGE_VARIANCE_EPS)
         # The gradient of the rectifier takes ten times as long where its arguments have different memory formats, so it
         # comes after `flatten`, which ends the format.
         return self.head(torch.relu(self.stack(batch).flatten(1)))  # type: ignore[no-any-return]

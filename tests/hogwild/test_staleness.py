@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hogwild.shared import die_in_a_push, push_marks, shared_arena, wait_for_lock
 from hogwild.test_actor_critic import PPO, SAC, Pair, first_actions
 
@@ -121,6 +122,74 @@ def test_a_gradient_that_is_too_stale_is_computed_again_at_new_weights(
     assert list(pair.shared.steps) == [0, 1, 1]
     assert not learner._meter._lock or not learner._meter._lock.is_held
     pair.close()
+
+
+@pytest.mark.parametrize("settings", [A2C, PPO], ids=["a2c", "ppo"])
+def test_a_gradient_that_would_be_too_stale_is_computed_once_with_the_lock(settings: dict[str, Any]) -> None:
+    pair = Pair(**{**settings, "num_epochs": 1, "batch_size": 12}, hogwild_mode="synced", hogwild_max_staleness=0)
+    worker: Any = pair.workers[0]
+    learner, computed = worker._learner, []
+    take_in, take_step = learner._take_in, learner._take_step_with_weights
+
+    def step_of_the_other_before_the_update(*args: Any) -> None:
+        pair.workers[1].poll()
+        take_in(*args)
+
+    def looking_step(*args: Any) -> Any:
+        computed.append((learner._flat.data.equal(torch.from_numpy(pair.shared.value)), learner._meter._lock.is_held))
+        return take_step(*args)
+
+    learner._take_in, learner._take_step_with_weights = step_of_the_other_before_the_update, looking_step
+    worker.poll()
+    assert list(pair.shared.steps) == [0, 1, 1]
+    assert worker.report().staleness == Staleness({0: 1}, num_recomputed=0)
+    assert computed == [(True, True)], "once, at the newest weights"
+    assert not learner._meter._lock.is_held
+    pair.close()
+
+
+def test_after_an_update_was_computed_twice_the_lock_is_taken_first_while_others_hold_it() -> None:
+    arena, events, has_waited = shared_arena(2), list[str](), False
+    shared = SharedTensor(arena, "model")
+    lock: Any = PushLock(arena, lambda: None)
+    acquire = lock.acquire
+
+    def scripted_acquire() -> bool:
+        if not lock.is_held:
+            events.append("acquire")
+        acquire()
+        return has_waited
+
+    lock.acquire = scripted_acquire
+    meter = StalenessMeter(shared, owner=1, bound=0, lock=lock)
+
+    def pull() -> None:
+        events.append("pull")
+        meter.note_pull(meter.num_by_others)
+
+    def compute() -> None:
+        events.append("compute")
+        if not lock.is_held:
+            shared.steps[2] += pushes_of_others
+        meter.admit()
+
+    def events_of_an_update() -> list[str]:
+        events.clear()
+        meter.update(compute, pull)
+        assert not lock.is_held
+        return list(events)
+
+    first_the_lock = ["acquire", "pull", "compute"]
+    pushes_of_others = 1
+    assert events_of_an_update() == ["compute", "acquire", "pull", "compute"]
+    has_waited = True
+    assert events_of_an_update() == first_the_lock
+    has_waited = False
+    assert events_of_an_update() == first_the_lock
+    pushes_of_others = 0
+    assert events_of_an_update() == ["compute", "acquire"]
+    assert meter.take() == Staleness({0: 4}, num_recomputed=1)
+    arena.close()
 
 
 def test_gradients_that_are_combined_have_the_age_of_their_publication() -> None:

@@ -47,3 +47,20 @@ def test_a_batch_that_is_not_finite_is_ignored(num_before: int, bad: float) -> N
         expected.update(batch)
     assert moments.count == expected.count == num_before + 7
     assert torch.equal(moments.mean, expected.mean) and torch.equal(moments.variance, expected.variance)
+
+
+def test_zeros_before_anything_else_do_not_shrink_the_deviation() -> None:
+    """Returns of 0 before the first reward would make that reward hundreds of deviations."""
+    moments, expected = (RunningMoments(1, torch.device("cpu")) for _ in range(2))
+    zeros = torch.zeros(1000, 1)
+    moments.update(zeros)
+    assert (moments.count, float(moments.mean), float(moments.variance)) == (0, 0.0, 1.0)
+    first = torch.cat([torch.zeros(9, 1), torch.ones(1, 1)])
+    moments.update(first)
+    assert moments.count == 10 and float(moments.variance) == pytest.approx(0.09)
+    for batch in (zeros, first):  # from then on zeros count
+        moments.update(batch)
+    for batch in (first, zeros, first):
+        expected.update(batch)
+    assert moments.count == expected.count == 1020
+    assert torch.equal(moments.mean, expected.mean) and torch.equal(moments.variance, expected.variance)

@@ -113,6 +113,23 @@ def test_bytes_of_an_image_are_scaled_by_their_largest_value(shape: tuple[int, .
     torch.testing.assert_close(encoder(image), encoder(image / largest))
 
 
+@pytest.mark.parametrize("shape", [(12, 10, 3), (3, 12, 10), (2, 12, 10, 3)])
+def test_each_image_is_normalized_by_itself(shape: tuple[int, ...]) -> None:
+    config = TrainConfig(normalize_images=True)
+    encoder = ConvEncoder(image_part(shape), config)
+    plain = ConvEncoder(image_part(shape), TrainConfig())
+    plain.load_state_dict(encoder.state_dict())
+    images = torch.randint(20, 90, (3, int(np.prod(shape))), dtype=torch.uint8)
+    images[1] = images[1] // 2 + 100  # another brightness and contrast
+    scaled = images.numpy().astype(np.float64) / 255.0
+    expected = np.stack([(image - image.mean()) / np.sqrt(image.var() + 1e-4) for image in scaled])
+    found = encoder(images)
+    torch.testing.assert_close(found, plain(torch.from_numpy(expected).float()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, encoder(torch.from_numpy(scaled).float()), rtol=1e-4, atol=1e-5)
+    uniform = torch.full_like(images, 77)
+    torch.testing.assert_close(encoder(uniform), plain(torch.zeros_like(uniform)), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ["nature", "impala"])
 @pytest.mark.parametrize("shape", [(64, 64, 3), (4, 84, 84)])
 def test_a_new_stack_leaves_room_in_the_tanh_behind_it(shape: tuple[int, ...], architecture: str) -> None:

@@ -161,7 +161,8 @@ def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str
             name: [[steps, value] for steps, value, at in history if at > resumed_at or steps <= checkpoint]
             for name, history in found["histories"].items()
         }
-        assert histories == {
+        # The steps that were made again may have had a figure that no other record has (a speed, by their timing).
+        assert {name: history for name, history in histories.items() if history} == {
             name: [[steps, scalars[name]] for steps, scalars in expected if name in scalars] for name in names
         }
 
