@@ -6,9 +6,9 @@
     python scripts/showcases.py pong --work_dir=showcases --table       # only the table and the pictures
 
 humanoid  one run: SAC with 16 Hogwild workers on shared parameters (the preset `humanoid_hogwild`).
-pong      A3C with 16 workers that pull copies (`--algo=a3c`), A2C and PPO with a learner (PPO in sync mode and bf16,
-          its faster way on few cores), and Stable-Baselines3's A2C with rl-baselines3-zoo's settings, in a virtual
-          environment in --work_dir.
+pong      A3C with 16 workers that pull copies (`--algo=a3c`), PPO with such workers, A2C and PPO with a learner (PPO in
+          sync mode and bf16, its faster way on few cores), and Stable-Baselines3's A2C with rl-baselines3-zoo's
+          settings, in a virtual environment in --work_dir.
 
 Each system trains for --minutes in all. Systems take turns in stretches, one at a time, so a machine that becomes
 slower slows all of them. A finished stretch is noted in showcases.jsonl and is not repeated. The script may be stopped
@@ -84,6 +84,14 @@ SHOWCASES = {
     ),
     "pong": (
         System("a3c", "A3C, 16 workers, synced", (f"--env={PONG}", "--algo=a3c", "--num_workers=16")),
+        System(
+            "hogwild_ppo",
+            "PPO, 16 Hogwild workers, synced",
+            (
+                *(f"--env={PONG}", "--algo=ppo", "--backend=hogwild", "--hogwild_mode=synced", "--num_workers=16"),
+                *("--num_envs_per_worker=4", "--hogwild_max_staleness=0"),
+            ),
+        ),
         System("a2c", "A2C, async", (f"--env={PONG}", "--algo=a2c")),
         System("ppo", "PPO, sync, bf16", (f"--env={PONG}", "--algo=ppo", "--async_rl=False", "--precision=bf16")),
         System("sb3_a2c", "Stable-Baselines3's A2C"),

@@ -100,6 +100,9 @@ def test_a_system_that_fails_does_not_hold_up_the_others(tmp_path: Path, command
 @pytest.mark.parametrize("system", [each for systems in SHOWCASES.values() for each in systems if each.flags])
 def test_the_settings_of_each_run_are_possible(system: Any) -> None:
     config = load([*system.flags]).config
-    assert config.backend == ("hogwild" if system.name in ("sac", "a3c") else "actor_learner")
+    is_hogwild = system.name in ("sac", "a3c", "hogwild_ppo")
+    assert config.backend == ("hogwild" if is_hogwild else "actor_learner")
     if system.name == "a3c":
-        assert (config.hogwild_mode, config.rollout, config.reward_clip) == ("synced", 32, 1.0)
+        assert (config.hogwild_mode, config.rollout, config.reward_clip) == ("synced", 16, 1.0)
+        assert (config.hogwild_optimizer, config.hogwild_max_staleness) == ("rmsprop", 0)
+        assert config.entropy_loss_coeff == 0.01, "not that of A2C with a learner"
