@@ -29,7 +29,7 @@ LIMITS = {
     "asyncrl.doctor": "--seconds=1",
     "asyncrl.benchmark": (
         "--seeds=1 --modes=async --num_workers=1 --num_envs_per_worker=4 --rollout=8 --batch_size=32 "
-        "--num_batches_per_epoch=2 --warm_up_s=0 --measure_s=1 --simulate_s=0.1 --encoder_mlp_layers=[16]"
+        "--num_batches_per_epoch=2 --warm_up_s=0 --measure_s=3 --simulate_s=0.1 --encoder_mlp_layers=[16]"
     ),
 }
 """Flags by module, after those that the document gives."""
