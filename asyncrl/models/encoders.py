@@ -129,11 +129,16 @@ class ConvEncoder(nn.Module):
         if not batch.is_cuda:
             # On a CPU, convolutions and their gradients are 1.6 times as fast in this memory format.
             batch = batch.contiguous(memory_format=torch.channels_last)
-        if batch.dtype == torch.uint8:
+        is_of_bytes = batch.dtype == torch.uint8
+        if is_of_bytes:
             batch = batch.to(torch.float32).mul_(self._scale)  # bytes are a quarter of the numbers to reorder
         if self._normalizes:
-            variance, mean = torch.var_mean(batch, dim=(1, 2, 3), correction=0, keepdim=True)
-            batch = (batch - mean) * torch.rsqrt(variance + _IMAGE_VARIANCE_EPS)
+            # A tenth of the time of `torch.var_mean`. Only numbers made above may be changed in place.
+            mean = batch.mean((1, 2, 3), keepdim=True)
+            square = torch.linalg.vector_norm(batch, dim=(1, 2, 3), keepdim=True).square() / math.prod(self._size)
+            variance = (square - mean * mean).clamp(min=0.0)
+            batch = batch.sub_(mean) if is_of_bytes else batch - mean
+            batch = batch.mul_(torch.rsqrt(variance + _IMAGE_VARIANCE_EPS))
         # The gradient of the rectifier takes ten times as long where its arguments have different memory formats, so it
         # comes after `flatten`, which ends the format.
         return self.head(torch.relu(self.stack(batch).flatten(1)))  # type: ignore[no-any-return]
