@@ -125,7 +125,10 @@ def test_each_image_is_normalized_by_itself(shape: tuple[int, ...]) -> None:
     expected = np.stack([(image - image.mean()) / np.sqrt(image.var() + 1e-4) for image in scaled])
     found = encoder(images)
     torch.testing.assert_close(found, plain(torch.from_numpy(expected).float()), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found, encoder(torch.from_numpy(scaled).float()), rtol=1e-4, atol=1e-5)
+    floats = torch.from_numpy(scaled).float()
+    before = floats.clone()
+    torch.testing.assert_close(found, encoder(floats), rtol=1e-4, atol=1e-5)
+    assert torch.equal(floats, before), "observations are not changed"
     uniform = torch.full_like(images, 77)
     torch.testing.assert_close(encoder(uniform), plain(torch.zeros_like(uniform)), rtol=1e-4, atol=1e-5)
 
