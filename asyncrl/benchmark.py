@@ -17,7 +17,7 @@ from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime.processes import process_context, start_loading_modules
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.reader import run_for_a_reader, start_dropping_unread_output
 
 _EXAMPLES = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
 _DESCRIPTION = (
@@ -47,6 +47,7 @@ def _run(arguments: Sequence[str]) -> int:
     start_loading_modules(process_context())
     try:
         benchmark = session.prepare(options)
+        start_dropping_unread_output()
         names = ", ".join(variant.name for variant in benchmark.variants)
         print(
             f"{len(benchmark.tasks)} measurements of {benchmark.config.env} in {benchmark.output}: {names}", flush=True

@@ -26,6 +26,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.run.dry_start import find_machine_problems
 from asyncrl.run.session import NOTHING_TRAINED
 from asyncrl.run.trainer import Trainer
 from asyncrl.runtime.main_guard import refuse_to_run_while_imported
@@ -59,21 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = find_facts()
     if not options.as_json:
         print(format_facts(facts), flush=True)
-    speeds, failure, code = None, None, 0
     try:
-        if options.seconds > 0:
-            if not options.as_json:
-                print(f"\ntraining {options.env} for {options.seconds:g} s ...", flush=True)
-            speeds = _train(options.env, options.seconds, facts.machine)
-    except UsageError as error:
-        failure, code = str(error), 2
-    except EnvironmentFailed as error:
-        failure, code = str(error), 1
-    except RunFailed as error:
-        failure, code = "\n".join(filter(None, (error.details, str(error)))), 1
-        if NOTHING_TRAINED in error.summary:
-            longer = f"give it more time, such as --seconds={6 * options.seconds:g}"
-            failure = f"{NOTHING_TRAINED} in {options.seconds:g} s: {longer}."
+        speeds, failure, code = _try_to_train(options, facts.machine)
     except KeyboardInterrupt:
         return 130
     advice = list(advise(facts, speeds))
@@ -92,6 +80,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if failure is not None:
         print(f"error: The training failed: {failure}", file=sys.stderr)
     return code
+
+
+def _try_to_train(options: _Options, machine: Machine) -> tuple[Speeds | None, str | None, int]:
+    """The measured speeds, or why there are none, and the exit code."""
+    try:
+        if problems := list(find_machine_problems(not machine.keeps_store_order)):
+            raise UsageError("\n".join(map(str, problems)))
+        if options.seconds == 0:
+            return None, None, 0
+        if not options.as_json:
+            print(f"\ntraining {options.env} for {options.seconds:g} s ...", flush=True)
+        return _train(options.env, options.seconds, machine), None, 0
+    except UsageError as error:
+        return None, str(error), 2
+    except EnvironmentFailed as error:
+        return None, str(error), 1
+    except RunFailed as error:
+        if NOTHING_TRAINED in error.summary:
+            longer = f"give it more time, such as --seconds={6 * options.seconds:g}"
+            return None, f"{NOTHING_TRAINED} in {options.seconds:g} s: {longer}.", 1
+        return None, "\n".join(filter(None, (error.details, str(error)))), 1
 
 
 class _Records(Observer):

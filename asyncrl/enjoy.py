@@ -10,14 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Json, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, BeforeValidator, Json, NonNegativeInt, PositiveInt
 
 import asyncrl.runtime.one_blas_thread  # noqa: F401
+from asyncrl.cli.opponents import OPPONENTS
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, separate_words, split_flags
-from asyncrl.config.value_types import GivenPath
+from asyncrl.config.value_types import GivenPath, utf8_argument
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
@@ -52,15 +53,15 @@ class _Options(BaseModel):
     episodes: PositiveInt | None = option(None, "number of episodes [default 3; of matches, one for each pairing]")
     max_steps: PositiveInt | None = option(None, "end each episode after this many steps [default no limit]")
     env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
-    env_kwargs: Json[dict[str, Any]] = option(
+    env_kwargs: Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)] = option(
         {},
         "keyword arguments for the environment, as JSON, that differ from those of the run",
         'a JSON object, such as {"size": 3}',
     )
     opponents: str | None = option(
         None,
-        "with several agents: show matches against these, separated by commas: random, runs and checkpoints, or pool, "
-        "which are all members of the run's self-play pool. Opponents and the policy's place change with the episodes",
+        f"with several agents: show matches against these, separated by commas: {OPPONENTS}. Opponents and the "
+        "policy's place change with the episodes",
     )
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
     seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
@@ -113,8 +114,10 @@ def _show(options: _Options) -> None:
     from asyncrl.evaluation.episodes import evaluate
     from asyncrl.evaluation.matches import load_team, seats_of
     from asyncrl.policy import load_policy
+    from asyncrl.runtime.seeding import role_seed, seed_global_generators
 
     torch.set_num_threads(1)
+    seed_global_generators(role_seed(options.seed, "evaluate"))
     policy = load_policy(path, device=options.device, seed=options.seed)
     change_env(policy, options.env, options.env_kwargs)
     if options.opponents is None:

@@ -14,14 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Json, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, BeforeValidator, Json, NonNegativeInt, PositiveInt
 
 import asyncrl.runtime.one_blas_thread  # noqa: F401
+from asyncrl.cli.opponents import OPPONENTS
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
-from asyncrl.config.value_types import GivenPath
+from asyncrl.config.value_types import GivenPath, utf8_argument
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
@@ -62,7 +63,7 @@ class _Options(BaseModel):
     device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
     env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
-    env_kwargs: Json[dict[str, Any]] = option(
+    env_kwargs: Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)] = option(
         {},
         "keyword arguments for the environment, as JSON, that differ from those of the run",
         'a JSON object, such as {"size": 3}',
@@ -82,9 +83,8 @@ class _Options(BaseModel):
     render: bool = option(False, "show the episodes in a window, one after the other")
     opponents: str | None = option(
         None,
-        "with several agents: play matches against these, separated by commas: random, runs and checkpoints, or pool, "
-        "which are all members of the run's self-play pool; the policy plays each agent in --episodes episodes, the "
-        "opponent all others",
+        f"with several agents: play matches against these, separated by commas: {OPPONENTS}; the policy plays each "
+        "agent in --episodes episodes, the opponent all others",
     )
     as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
 
@@ -120,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except EnvironmentFailed as error:
+        if (finished := getattr(error, "result", None)) is not None:
+            print(f"until the environment failed: {finished.to_text()}", flush=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -224,8 +226,10 @@ def _load(path: Path, options: _Options) -> Policy:
 
     from asyncrl.cli.playing import change_env
     from asyncrl.policy import load_policy
+    from asyncrl.runtime.seeding import role_seed, seed_global_generators
 
     torch.set_num_threads(1)  # a few observations are too little work for more threads
+    seed_global_generators(role_seed(options.seed, "evaluate"))
     policy = load_policy(path, device=options.device, seed=options.seed)
     change_env(policy, options.env, options.env_kwargs)
     return policy

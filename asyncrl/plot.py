@@ -1,13 +1,12 @@
-"""`python -m asyncrl.plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks, or ratings.
+"""`python -m asyncrl.plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks.
 
     python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
     python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|processor_time|wall_time
         [--metric=eval] [--smooth=10]
     python -m asyncrl.plot speedup RUN...
-    python -m asyncrl.plot elo RUN...
-    python -m asyncrl.plot population RUN...
 
-RUN is a run's folder or its name in train_dir. Only its plots/ folder is written to.
+Features have more commands (`PLOTS` of `asyncrl.config.hooks`); --help shows all. RUN is a run's folder or its name in
+train_dir. Only its plots/ folder is written to.
 """
 
 from __future__ import annotations

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import ConfigError, UsageError
+from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.forks import use_one_thread_in_a_fork
 from asyncrl.runtime.locating import find_checkpoint
-
-if TYPE_CHECKING:
-    from asyncrl.models.exported import ExportFormat
+from asyncrl.runtime.own_settings import own_settings, with_own_settings
 
 Which = Literal["newest", "best"]
+WritePolicy = Callable[[ActingModel, EnvSpec, TrainConfig, Path, str], float]
+"""Writes a policy to a file of the named format, and returns and raises what `Policy.export` does."""
+
+
+class ExportDiffers(Exception):
+    """A file was written, but does not compute what the policy computes."""
 
 
 class Policy:
@@ -58,7 +66,8 @@ class Policy:
         Raises:
             ValueError: the observations have the wrong shape, or their number differs from the previous call's.
         """
-        rows = self._rows_of(obs)
+        with own_settings():
+            rows = self._rows_of(obs)
         batch = np.atleast_2d(rows)
         state = self.initial_state(len(batch)) if self._state is None else self._state
         if len(state) != len(batch):
@@ -97,28 +106,33 @@ class Policy:
         Returns:
             The actions, as `act` returns them, and the recurrent states `[B, S]` after the observations.
         """
-        before = torch.from_numpy(state).to(self._device)
-        result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
+        with own_settings():
+            before = torch.from_numpy(state).to(self._device)
+            result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
         return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(result.rnn_state.cpu().numpy())
 
-    def export(self, path: str | Path, format: ExportFormat = "onnx") -> float:
+    def export(self, path: str | Path, format: str = "onnx") -> float:
         """Writes the policy to one file that runs without asyncrl (`docs/export.md`), and checks the file.
 
         Args:
             path: the file; an existing one is replaced.
-            format: `onnx`, `torch_export` for `torch.export.load`, or `torchscript` for `torch.jit.load`.
+            format: `onnx`, or `torch_export` for `torch.export.load`.
 
         Returns:
-            The largest difference of a parameter of the action distributions, on random observations; for
-            `torchscript` of an action.
+            The largest difference of a parameter of the action distributions, on random observations.
 
         Raises:
-            UsageError: a package is missing, the file cannot be written, or the model cannot be exported.
-            asyncrl.models.exported.ExportDiffers: the file computes something else.
+            UsageError: the format is unknown, a package is missing, the file cannot be written, or the model cannot be
+                exported.
+            asyncrl.policy.ExportDiffers: the file computes something else.
         """
-        from asyncrl.models.exported import export_model
-
-        return export_model(self._model, self.spec, self.config, Path(path), format)
+        formats = hooks("FORMATS")
+        if format not in formats:
+            expected = f"expected one of {', '.join(formats)}" if formats else "no format is installed"
+            raise UsageError(f"There is no format {format!r}: {expected}.")
+        write: WritePolicy = imported(formats[format][0])
+        with own_settings():
+            return write(self._model, self.spec, self.config, Path(path), format)
 
     def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
         """Encodes one observation as `[row_size]`, or several as `[B, row_size]`."""
@@ -142,6 +156,7 @@ class Policy:
         return rows
 
 
+@with_own_settings
 def load_policy(
     path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0, policy: int = 0
 ) -> Policy:
@@ -150,6 +165,7 @@ def load_policy(
         raise UsageError(f"Device {device} is not possible: expected cpu, cuda or cuda:N.")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"Device {device} is not possible: PyTorch finds no CUDA device. Use cpu.")
+    use_one_thread_in_a_fork()
     found = find_checkpoint(path, which, policy_idx=policy)
     content = checkpoints.load(found)
     try:

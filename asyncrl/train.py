@@ -14,7 +14,7 @@ from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
 from asyncrl.runtime.checkpoint import CheckpointError
 from asyncrl.runtime.main_guard import refuse_to_run_while_imported
 from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.reader import run_for_a_reader, start_dropping_unread_output, stop_dropping_unread_output
 from asyncrl.runtime.run_folder import find_saved_config
 from asyncrl.runtime.signals import StopAtOnce
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             session.exit_code = _run(session)
         return session.exit_code
     except (UsageError, CheckpointError) as error:
+        start_dropping_unread_output()
         print(f"error: {error}", file=sys.stderr)
         return exit_code_of(error)
     except EndedByFirstRank as end:
@@ -70,20 +71,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if session.folder is None:
             print(f"error: {failure.summary}", failure.details, sep="\n", file=sys.stderr)
         else:
-            print_failure(failure, session.loaded.config.train_dir, session.folder)
+            print_failure(failure, session.loaded.config.train_dir, session.folder, not session.has_shown_failure)
         return failure.exit_code
+    finally:
+        stop_dropping_unread_output()
 
 
 def _run(session: Session) -> int:
     """Checks everything, then trains."""
-    loaded = session.read_settings()
-    is_only_shown = bool(loaded.cli.get("print_config"))
+    is_only_shown = bool(session.read_settings().cli.get("print_config"))
+    if not is_only_shown:
+        start_dropping_unread_output()
     checked = session.check(is_to_train=not is_only_shown)
     if is_only_shown:
         print(format_settings(session.loaded, checked.plan))
         return print_findings(checked)
-    if loaded.preset is not None and not loaded.config.quiet:
-        print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
+    config = session.loaded.config
+    if session.is_first_rank and config.env_id and not config.quiet:
+        print(session.loaded.preset_sentence, flush=True)
     if (code := print_findings(checked)) != 0 or checked.spec is None:
         return code
     session.train()

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from asyncrl.cli.console import format_plan, format_settings, plan_as_data, print_findings
+from asyncrl.cli.console import format_networks, format_plan, format_settings, plan_as_data, print_findings
 from asyncrl.cluster.traffic import Network
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
+from asyncrl.envs.spec import TreeAction, mask_layout
 from asyncrl.run import preflight
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
@@ -92,18 +93,23 @@ def _validate(argv: Sequence[str]) -> int:
         return 2
     machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
     result = preflight.run(loaded, machine, checks_env=True, say=_say)
+    loaded = result.loaded
     if options.as_json:
         print(json.dumps(_as_data(loaded, result, options.print_config), indent=2))
         return result.exit_code
     if not result.problems:
-        if loaded.preset is not None:
-            print(f"{'preset:':<15} {loaded.preset} ({loaded.preset_path})")
+        print(f"{'preset:':<15} {loaded.preset_sentence.removeprefix('preset ')}")
         if result.spec is not None:
             print(f"{'environment:':<15} {result.spec}")
             limit, without = result.spec.max_episode_steps, "none"
             if result.spec.is_vectorized or result.spec.agents:  # which may have one that they do not tell
                 without = "unknown"
+            print(format_networks(result.spec, result.config))
             print(f"{'time limit:':<15} {without if limit is None else f'{limit:,} steps'}")
+            masked = dict.fromkeys(kind.action for kind in result.spec.kinds if kind.observation.num_mask)
+            for action in masked:
+                if isinstance(action, TreeAction):
+                    print(f"{'action mask:':<15} {mask_layout(action)}")
         print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
         if result.traffic is not None:
             lines = result.traffic.describe(options.network)
@@ -125,6 +131,7 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight, with_config: boo
     data: dict[str, object] = {
         "ok": result.exit_code == 0,
         "preset": loaded.preset,
+        "preset_sentence": loaded.preset_sentence,
         "problems": [dataclasses.asdict(problem) for problem in result.problems],
         "warnings": [dataclasses.asdict(warning) for warning in result.warnings],
         "environment_failure": result.environment_failure,

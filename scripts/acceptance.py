@@ -4,9 +4,9 @@
     python scripts/acceptance.py core --only CartPole # those whose name contains a text
     python scripts/acceptance.py core --table         # show the results, run nothing
 
-`asyncrl.experiments.launch` makes the runs and evaluates them, so the script can be stopped at any time and continued:
-finished runs are not repeated, others resume from their newest checkpoints. A run that fails is not tried again until
-the script is started again. Presets are used as shipped; a case sets only its own flags.
+`asyncrl.contrib.experiments.launch` makes the runs and evaluates them, so the script can be stopped at any time and
+continued: finished runs are not repeated, others resume from their newest checkpoints. A run that fails is not tried
+again until the script is started again. Presets are used as shipped; a case sets only its own flags.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, read_records
 from asyncrl.analysis.tables import rounded, table
 from asyncrl.cli.many_runs import run_many
 from asyncrl.config.loading import load
-from asyncrl.experiments.grid import Evaluation, Grid, GridRun
-from asyncrl.experiments.launch import IfChanged, Launch, LaunchedRun
+from asyncrl.contrib.experiments.grid import Evaluation, Grid, GridRun
+from asyncrl.contrib.experiments.launch import IfChanged, Launch, LaunchedRun
 
 RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
@@ -227,7 +227,7 @@ SUITES: dict[str, list[Case]] = {
 }
 
 
-def launches(cases: Sequence[Case], train_dir: Path, num_slots: int, if_changed: IfChanged) -> list[Launch]:
+def launches(cases: Sequence[Case], train_dir: Path, num_core_sets: int, if_changed: IfChanged) -> list[Launch]:
     """Returns the runs of the cases: all with their first seed, then with their second, by kind of evaluation."""
     most_seeds = max((len(case.seeds) for case in cases), default=0)
     pairs = [(case, case.seeds[idx]) for idx in range(most_seeds) for case in cases if idx < len(case.seeds)]
@@ -237,7 +237,7 @@ def launches(cases: Sequence[Case], train_dir: Path, num_slots: int, if_changed:
         run = GridRun(name, case.name, seed, (*case.flags, f"--seed={seed}"))
         runs.setdefault(case.evaluation, []).append(run)
     grids = [Grid(train_dir, tuple(each), evaluation) for evaluation, each in runs.items()]
-    return [Launch(grid, num_slots=num_slots, retries=0, if_changed=if_changed) for grid in grids]
+    return [Launch(grid, num_core_sets=num_core_sets, retries=0, if_changed=if_changed) for grid in grids]
 
 
 def begin(case: Case, run: LaunchedRun) -> None:

@@ -27,15 +27,15 @@ from watched_run import WatchedRun, await_condition
 from asyncrl.analysis.statistics import Spread, spread
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.envs.spaces import read_spec
-from asyncrl.hogwild.worker import OwnActions
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
+from asyncrl.modes.choice import arena_specs
+from asyncrl.modes.hogwild.worker import OwnActions
 from asyncrl.rollout import env_group
 from asyncrl.rollout.worker import Split
 

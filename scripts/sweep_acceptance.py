@@ -23,9 +23,9 @@ import psutil
 
 from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import cell, number, table
-from asyncrl.experiments.grid import Grid, GridRun
-from asyncrl.experiments.launch import Launch
-from asyncrl.experiments.objective import Objective, read_evaluations
+from asyncrl.contrib.experiments.grid import Grid, GridRun
+from asyncrl.contrib.experiments.launch import Launch
+from asyncrl.contrib.experiments.objective import Objective, read_evaluations
 
 THRESHOLD = 475.0
 STEPS = 100_000
@@ -75,7 +75,7 @@ def compare(options: argparse.Namespace) -> dict[str, list[float]]:
         for seed in range(FIRST_SEED, FIRST_SEED + options.seeds)
         for name, flags in settings.items()
     ]
-    launch = Launch(Grid(options.work_dir / "comparison", tuple(runs), None), num_slots=options.slots)
+    launch = Launch(Grid(options.work_dir / "comparison", tuple(runs), None), num_core_sets=options.slots)
     launch.make_all()
     objective = Objective("steps_to_threshold", THRESHOLD)
     steps: dict[str, list[float]] = {name: [] for name in settings}

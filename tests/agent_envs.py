@@ -227,6 +227,113 @@ class Masked(TakeTurns):
         super().step(action)
 
 
+WAITING = 3
+"""What an agent of the games below observes while it waits; others observe their number."""
+
+
+class PaidTurns(_Game):
+    """Three players in turn, truncated after seven moves; a move pays the agents by its column of `pay`.
+
+    An agent that is to move observes its number. From one of its moves to the next it gets the sum of its row of `pay`,
+    so with a discount g between its moves its value is that sum divided by 1 - g.
+
+    Args:
+        last_selected: what `agent_selection` is after the last move: the agent whose turn it would be ("next"), the one
+            that has moved ("mover"), or the first agent, as PettingZoo's `_deads_step_first` does it ("first").
+    """
+
+    possible_agents = ["agent_0", "agent_1", "agent_2"]
+    pay = np.array([[0.25, 0.5, 0.75], [-1.0, 2.0, 4.0], [3.0, -2.0, 1.5]])
+    num_moves_allowed = 7
+    agent_selection = "agent_0"
+
+    def __init__(self, last_selected: str = "next") -> None:
+        self.agents: list[str] = []
+        self._last_selected = last_selected
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return Discrete(WAITING + 1)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.turn, self.num_moves = list(self.possible_agents), 0, 0
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+        self.agent_selection, self._skip_agent_selection = "agent_0", None
+
+    def observe(self, agent: str) -> int:
+        place = self.possible_agents.index(agent)
+        return place if place == self.turn else WAITING
+
+    def step(self, action: int | None) -> None:
+        if self.truncations[self.agent_selection]:
+            assert action is None
+            self.agents.remove(self.agent_selection)
+            self.agent_selection = self.agents[0] if self.agents else self.agent_selection
+            return
+        self.rewards = dict(zip(self.possible_agents, self.pay[:, self.turn].tolist(), strict=True))
+        self.num_moves, mover, self.turn = self.num_moves + 1, self.turn, (self.turn + 1) % 3
+        self.agent_selection = self.possible_agents[self.turn]
+        if self.num_moves == self.num_moves_allowed:
+            self.truncations = dict.fromkeys(self.possible_agents, True)
+            if self._last_selected == "mover":
+                self.agent_selection = self.possible_agents[mover]
+            elif self._last_selected == "first":
+                self._skip_agent_selection, self.agent_selection = self.agent_selection, "agent_0"
+
+
+class PaidTurnsAtOnce(_Game):
+    """`PaidTurns` in the parallel interface: an agent that waits has no observation."""
+
+    possible_agents = PaidTurns.possible_agents
+    observation_space, observe = PaidTurns.observation_space, PaidTurns.observe
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.turn, self.num_moves = list(self.possible_agents), 0, 0
+        return self._show(), {}
+
+    def _show(self) -> dict[str, Any]:
+        mover = self.possible_agents[self.turn]
+        return {mover: self.observe(mover)}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert list(actions) == [self.possible_agents[self.turn]], "only the agent that was observed acts"
+        rewards = dict(zip(self.possible_agents, PaidTurns.pay[:, self.turn].tolist(), strict=True))
+        self.num_moves, self.turn = self.num_moves + 1, (self.turn + 1) % 3
+        is_over = self.num_moves == PaidTurns.num_moves_allowed
+        never, ends = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, is_over)
+        self.agents = [] if is_over else self.agents
+        return self._show(), rewards, never, ends, {}
+
+
+class PaidTurnsInLists(gymnasium.Env[Any, Any]):
+    """`PaidTurns` in lists, which resets itself."""
+
+    num_agents = 3
+    observation_space, action_space = Discrete(WAITING + 1), Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.turn = self.num_moves = 0
+        return self._show()
+
+    def _show(self) -> tuple[list[Any], list[Any]]:
+        obs = [place if place == self.turn else WAITING for place in range(3)]
+        return obs, [{"is_active": place == self.turn} for place in range(3)]
+
+    def step(self, actions: Any) -> Any:
+        rewards = PaidTurns.pay[:, self.turn].tolist()
+        self.num_moves, self.turn = self.num_moves + 1, (self.turn + 1) % 3
+        is_over = self.num_moves == PaidTurns.num_moves_allowed
+        if is_over:
+            self.turn = self.num_moves = 0
+        obs, infos = self._show()
+        return obs, rewards, [False] * 3, [is_over] * 3, infos
+
+
 class Unlike(OwnBits):
     """Agents with different spaces, each paid for naming its own bit.
 
@@ -268,6 +375,7 @@ class MixedObservations(Unlike):
 
 
 shaped, opposed, duel, mixed_actions, mixed_observations = Shaped, Opposed, Duel, MixedActions, MixedObservations
+paid_turns, paid_turns_at_once, paid_turns_in_lists = PaidTurns, PaidTurnsAtOnce, PaidTurnsInLists
 own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
 
 

@@ -260,3 +260,18 @@ def start_a_process(reports: ReportSender) -> int:
     child.join()
     assert child.exitcode is not None
     return child.exitcode
+
+
+def read_the_terminal(reports: ReportSender) -> str:
+    """Does what a debugger in an environment may do."""
+    with open("/dev/tty") as terminal:
+        return terminal.readline().strip()
+
+
+def result_of_reading_the_terminal(folder: str) -> Any:
+    """What a child has read from the terminal."""
+    manager = _light_manager(folder)
+    manager.start("reader", read_the_terminal)
+    outcome = _outcome_of(manager, "reader")
+    manager.end(1.0)
+    return outcome.value if isinstance(outcome, ChildResult) else outcome

@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from quick_start import MODULES as QUICK_MODULES
 from quick_start import QuickProcess
 
@@ -125,3 +126,17 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts `python -m MODULE` with flags, in a folder of this test; ends the commands even if the test fails."""
+    commands: list[Command] = []
+
+    def start(module: str, *flags: str, is_fresh: bool = False) -> Command:
+        commands.append(Command(module, *flags, cwd=tmp_path, is_fresh=is_fresh))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.kill()

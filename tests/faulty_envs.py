@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import random
+import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -107,7 +111,12 @@ class KeepsCrashing(ConstantReward):
 
 
 class FailsToReset(_Marked):
-    """Raises in its first reset; with a `folder` once those numbered 0 and 4, of two workers, are in theirs."""
+    """Raises in its first reset, and its replacements in the same process raise, too.
+
+    With a `folder` the environments 0 and 4, of two workers, wait for each other before they raise.
+    """
+
+    _replacements_fail = False
 
     def __init__(self, folder: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -115,10 +124,11 @@ class FailsToReset(_Marked):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         observation = super().reset(seed=seed)
-        if self._is_marked:
-            if self._folder is not None:
+        if self._is_marked or FailsToReset._replacements_fail:
+            if self._folder is not None and self._is_marked:
                 Path(self._folder, f"resets-{self._number}").touch()
                 _wait_for(Path(self._folder, "resets-0"), Path(self._folder, "resets-4"))
+            FailsToReset._replacements_fail = True
             raise ValueError("the arm is not calibrated")
         return observation
 
@@ -161,6 +171,41 @@ def jumping_time() -> float:
     return _true_time() + random.uniform(-300.0, 300.0) * _DAY_S
 
 
+class StartsSimulator(ConstantReward):
+    """Starts a process that ignores SIGTERM, and ends it in `close`; writes "worker simulator" into a file of `folder`.
+
+    `forked`: the simulator is a fork, which holds all descriptors of its worker. `hangs`: the first one that makes 40
+    steps never returns from the last of them.
+    """
+
+    def __init__(self, folder: str, forked: bool = False, hangs: bool = False) -> None:
+        super().__init__()
+        self._folder, self._hangs, self._steps = Path(folder), hangs, 0
+        if forked:
+            self._simulator = os.fork()
+            if self._simulator == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.signal(signal.SIGIO, signal.SIG_IGN)
+                time.sleep(600.0)
+                os._exit(0)
+        else:
+            command = ["sh", "-c", "trap '' TERM HUP INT IO; exec sleep 600"]
+            self._simulator = subprocess.Popen(command, stdin=subprocess.DEVNULL).pid
+        (self._folder / f"{self._simulator}.simulator").write_text(f"{os.getpid()} {self._simulator}")
+
+    def step(self, action: int) -> Transition:
+        self._steps += 1
+        if self._hangs and self._steps == 40:
+            with contextlib.suppress(FileExistsError):
+                (self._folder / "hangs").mkdir()
+                time.sleep(1e6)
+        return super().step(action)
+
+    def close(self) -> None:
+        os.kill(self._simulator, signal.SIGKILL)
+        os.waitpid(self._simulator, 0)
+
+
 for _environment in (
     Stands,
     HoldsTheInterpreter,
@@ -169,5 +214,6 @@ for _environment in (
     FailsToReset,
     Limps,
     TurnsTheClock,
+    StartsSimulator,
 ):
     gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment)

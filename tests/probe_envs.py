@@ -358,7 +358,34 @@ class Unreliable(_Probe):
         return True
 
 
+class SignOf(gymnasium.Env):
+    """Shows `offset` plus or minus `size` beside a constant; the action of that sign has reward `reward`, others 0."""
+
+    def __init__(
+        self, size: float = 1.0, offset: float = 0.0, reward: float = 1.0, is_discrete: bool = True, dtype: str = "f8"
+    ) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (2,), np.dtype(dtype).type)
+        self.action_space = Discrete(2) if is_discrete else Box(-1.0, 1.0, (1,))
+        self._size, self._offset, self._reward = size, offset, reward
+
+    def _observe(self) -> np.ndarray:
+        self._sign = self.np_random.choice([-1.0, 1.0])
+        return np.array([self._offset + self._sign * self._size, 5.0], self.observation_space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Transition:
+        is_positive = action == 1 if isinstance(self.action_space, Discrete) else action[0] > 0.0
+        reward = self._reward * (is_positive == (self._sign > 0.0))
+        self._steps += 1
+        return self._observe(), reward, False, self._steps == 10, {}
+
+
 for _environment in (
+    SignOf,
     ConstantReward,
     RewardIsObservation,
     DelayedReward,

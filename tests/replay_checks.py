@@ -10,7 +10,8 @@ from unittest import mock
 import numpy as np
 from probe_envs import Sentinel
 
-from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
+from asyncrl.algorithms.off_policy import Transitions
+from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.run import runner

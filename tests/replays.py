@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from layouts import vector_observation
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import ReplayStripes, replay_specs
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
-from asyncrl.learner.replay_sampler import Transitions
 
 SPEC = EnvSpec("Tagged", vector_observation(4), DiscreteAction(2, 0), None)
 RESET = -1.0

@@ -17,11 +17,12 @@ from unittest import mock
 import numpy as np
 import torch
 
+from asyncrl.algorithms import ppo
 from asyncrl.algorithms.losses import GaeResult, Samples
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
@@ -30,13 +31,14 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.hogwild.worker import HogwildSacWorker
-from asyncrl.learner import on_policy
+from asyncrl.learner import advantages
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
+from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
+from asyncrl.modes.choice import find_problems
+from asyncrl.modes.hogwild.worker import HogwildSacWorker
 from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report, RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.run import rollout_process, runner
@@ -181,7 +183,7 @@ def _spec_of(config: TrainConfig) -> EnvSpec:
     if config.env_backend != TrainConfig().env_backend:
         return probe(config.env, config.env_kwargs, config.env_start_timeout, env_backend=config.env_backend)
     example = make_env(config.env, config.env_kwargs)
-    spec = read_spec(example, config.env, config.image_channels)
+    spec = read_spec(example, config.env, config.image_channels, config.image_keys)
     example.close()
     return spec
 
@@ -249,15 +251,17 @@ def recording(folder: Path) -> Iterator[None]:
     datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
     for subfolder in (datasets, publications, batches):
         subfolder.mkdir(exist_ok=True)
-    updates, make_minibatches, gae = OnPolicyLearner.updates, OnPolicyLearner._minibatches, on_policy.gae
+    updates, make_minibatches, gae = OnPolicyLearner.updates, ppo.minibatches, advantages.gae
     publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
     made_of_dataset: dict[str, list[np.ndarray]] = {}
+    learners: list[OnPolicyLearner] = []  # of this process; the last one trains
     numbers = itertools.count()
 
     def keep(name: str, tensor: torch.Tensor) -> None:
         made_of_dataset.setdefault(name, []).append(tensor.detach().numpy().copy())
 
     def recording_updates(learner: OnPolicyLearner, dataset: Any, env_steps: int) -> Iterator[Any]:
+        learners.append(learner)
         made_of_dataset.clear()
         fields = {name: tensor.numpy().copy() for name, tensor in dataset.tensors().items()}
         fields["learner_version"] = np.array(learner.policy_version)
@@ -270,10 +274,10 @@ def recording(folder: Path) -> Iterator[None]:
             np.savez(file, **fields, block=block.numpy())
         (datasets / f"{name}.unfinished").rename(datasets / f"{name}.npz")
 
-    def recording_minibatches(learner: OnPolicyLearner, samples: Samples) -> list[Samples]:
-        made = make_minibatches(learner, samples)
+    def recording_minibatches(*args: Any) -> list[Samples]:
+        made = make_minibatches(*args)
         for batch in made:
-            keep_minibatch(learner, batch)
+            keep_minibatch(learners[-1], batch)
         return made
 
     def keep_minibatch(learner: OnPolicyLearner, batch: Samples) -> None:
@@ -312,8 +316,9 @@ def recording(folder: Path) -> Iterator[None]:
         close(worker)
 
     with (
-        mock.patch.multiple(OnPolicyLearner, updates=recording_updates, _minibatches=recording_minibatches),
-        mock.patch.object(on_policy, "gae", recording_gae),
+        mock.patch.object(OnPolicyLearner, "updates", recording_updates),
+        mock.patch.object(ppo, "minibatches", recording_minibatches),
+        mock.patch.object(advantages, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
         mock.patch.object(ReplaySampler, "sample", recording_sample),
         mock.patch.object(HogwildSacWorker, "close", recording_close),

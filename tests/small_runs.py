@@ -10,12 +10,12 @@ import numpy as np
 from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.modes.choice import arena_specs
 
 BOX = EnvSpec("Box", vector_observation(2, "float64"), BoxAction((1,), (-0.5,), (0.5,), "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(2, "float64"), DiscreteAction(3, 0), None)

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from probe_envs import Sentinel
 
 from asyncrl.envs.spaces import read_spec
-from asyncrl.on_device.env_group import TensorEnvGroup
+from asyncrl.modes.tensors.env_group import TensorEnvGroup
 
 NUM_ENVS = 4
 CPU = torch.device("cpu")

@@ -22,8 +22,9 @@ from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
+from asyncrl.modes.replay.roles import ReplayRoles
+from asyncrl.modes.trajectories.roles import TrajectoryRoles
 from asyncrl.monitoring.reports import PhaseTimer
-from asyncrl.run.build_roles import build_acting_policy, build_learner
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.torchrun import RankAddress
 
@@ -43,7 +44,7 @@ def test_every_actor_explores_in_its_own_way_and_in_another_after_a_stop() -> No
     of_other_rank = dataclasses.replace(new, rank=RankAddress(2, 3, 2, 3, "localhost", 0, False, "test"))
 
     def actions(setup: RunSetup, actor_idx: int) -> list[float]:
-        policy = build_acting_policy(setup, torch.device("cpu"), actor_idx, PhaseTimer())
+        policy = TrajectoryRoles().acting_policy(setup, torch.device("cpu"), actor_idx, PhaseTimer())
         policy.answer([(0, 0)])
         return list(TrajectorySlots(arena).action[0, 0].flatten())
 
@@ -59,7 +60,7 @@ def replay_loop(spec: EnvSpec, folder: Path, **settings: Any) -> ReplayLoop:
     config = TrainConfig(serial_mode=True, device="cpu", replay_size=100, batch_size=8, **sizes, **settings)
     setup = RunSetup.create(config, resolve(config, Machine(cores=4)), spec, folder)
     waker: Any = CountingWaker()
-    loop = build_learner(setup, waker, [])[0]._loop
+    loop = ReplayRoles().learner(setup, waker, [])[0]._loop
     assert isinstance(loop, ReplayLoop)
     return loop
 

@@ -26,8 +26,7 @@ def test_a_command_is_the_module_of_its_name(name: str, capsys: pytest.CaptureFi
 def test_a_mistake_is_one_sentence_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == (
-        "error: There is no command 'trian': expected one of train, validate, evaluate, enjoy, export, benchmark, "
-        "launch, sweep, plot, report, push, pull, doctor, completion; the nearest is train.\n"
+        f"error: There is no command 'trian': expected one of {', '.join(COMMANDS)}; the nearest is train.\n"
     )
     assert main(["validate", "--env=CartPole-v1", "--num_worker=2"]) == 2
     assert "the nearest is --num_workers." in capsys.readouterr().err

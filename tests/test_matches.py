@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from bit_players import checkpoint_of
 from gymnasium import spaces
 
 from asyncrl.config.schema import TrainConfig
@@ -23,20 +23,6 @@ from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.checkpoint import Checkpoint
 from asyncrl.runtime.run_folder import MARKER
-
-
-def checkpoint_of(folder: Path, env: str, names_the_bit: bool, **settings: Any) -> Path:
-    """A policy of a game of bits that always names its bit, or always the other one."""
-    config = TrainConfig(env=env, encoder_mlp_layers=[], normalize_input=False, **settings)
-    spec = read_spec(make_env(env), env)
-    model = ActorCritic(spec, config)
-    sign = 50.0 if names_the_bit else -50.0
-    with torch.no_grad():
-        model.policy_head.weight.zero_()
-        model.policy_head.weight[:2, 0] = torch.tensor([-sign, sign])
-        model.policy_head.bias.zero_()
-    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
-    return checkpoints.save(folder, Checkpoint(model.state_dict(), {}, state), 100, keep=2)
 
 
 @pytest.fixture
@@ -65,25 +51,6 @@ def test_the_policy_plays_each_agent_against_each_opponent(
         assert each["won"] + each["drawn"] + each["lost"] == 20 and each["won"] > 5
     assert lines[1].split() == ["opponent", "plays", "won", "drawn", "lost", "share", "won", "(95", "%)", "return"]
     assert len(lines) == 6
-
-
-def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, env = tmp_path / "run", "agent_envs:take_turns"
-    own = checkpoint_of(run / "checkpoints", env, True)
-    (run / MARKER).touch()
-    assert main([f"--checkpoint={own}", "--opponents=pool"]) == 2
-    assert "has no pool of self-play: it needs --self_play=True" in capsys.readouterr().err
-    for env_steps, names_the_bit in ((1000, False), (2000, True)):
-        member = checkpoints.load(checkpoint_of(tmp_path / "made", env, names_the_bit))
-        checkpoints.save(run / "self_play", member, env_steps, keep=None)
-    assert main([f"--checkpoint={own}", "--opponents=pool", "--episodes=5", "--json"]) == 0
-    matches = json.loads(capsys.readouterr().out.splitlines()[-1])["matches"]
-    assert [(each["opponent"], each["agent"], each["won"]) for each in matches] == [
-        ("pool 2,000", "first", 5), ("pool 2,000", "second", 0),
-        ("pool 1,000", "first", 5), ("pool 1,000", "second", 5),
-    ]  # fmt: skip
-    assert main([f"--checkpoint={checkpoint_of(tmp_path / 'alone', env, True)}", "--opponents=pool"]) == 2
-    assert "is in no run's folder, so there is no pool of self-play" in capsys.readouterr().err
 
 
 def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: Path) -> None:

@@ -65,11 +65,6 @@ MISTAKES = [
         "Stable-Baselines3's n_steps is --rollout (of SAC: --n_step).",
         2,
     ),
-    Mistake(
-        "train",
-        "--env=CartPole-v1 --with_pbt=True",
-        "--with_pbt=True needs several policies, or several runs with one --pbt_shared_dir.",
-    ),
     Mistake("train", "CartPole-v1", "Unexpected argument 'CartPole-v1'. Did you mean --env=CartPole-v1?", 2),
     Mistake("train", "--env=CartPole-v1 my_run", "Unexpected argument 'my_run'. Did you mean --experiment=my_run?"),
     Mistake("train", "-env CartPole-v1", "Unexpected argument '-env'. Did you mean --env?", 3),
@@ -182,7 +177,7 @@ MISTAKES = [
         "expected whole numbers greater than 0 or auto, one",
     ),
     Mistake("benchmark", "--output=out --from_run=rum", "--from_run=rum is not the folder of a run"),
-    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup, elo, population"),
+    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup"),
     Mistake("plot", "trail run", "There is no command 'trail'"),
     Mistake("plot", "trial", "No run was given: trial needs at least one"),
     Mistake("plot", "trial rum", "There is no run "),
@@ -308,7 +303,9 @@ def test_a_run_that_is_trained_already_says_how_far_it_is(capfd: pytest.CaptureF
         assert train.main([f"--experiment={experiment}", "--train_for_env_steps=60000"]) == 0
         printed = capfd.readouterr()
         said = "Nothing to do: the run already has 200,168 steps. Give a larger --train_for_env_steps.\n"
-        assert (printed.out, printed.err) == ("", said)
+        assert printed.err == said
+        assert printed.out.splitlines()[0].startswith("preset none: a resumed run keeps its settings")
+        assert len(printed.out.splitlines()) == 1
     assert train.main(["--experiment=run", "--train_for_seconds=9", "--quiet"]) == 0
     assert "the run already has 9 s of training. Give a larger --train_for_seconds." in capfd.readouterr().err
 

@@ -2,55 +2,9 @@ import importlib.util
 import json
 import re
 
-import matplotlib.image
 import pytest
 import yaml
-
-from asyncrl.plot import main
-
-
-def write_run(folder, name, records, **config):
-    path = folder / name
-    path.mkdir(parents=True)
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (path / "config.yaml").write_text(yaml.safe_dump({"env": "Walker-v9", "algo": "ppo", **config}))
-    return path
-
-
-def steady(folder, name, num_workers, steps_per_s, total, first_return=0.0, startup_s=2.0):
-    """Ten records; worker w's return is that of the run plus w, and rises by one with every record."""
-    records = []
-    for idx in range(1, 11):
-        steps = idx * total // 10
-        record = {"env_steps": steps, "time/time_elapsed": startup_s + steps / steps_per_s}
-        for worker in range(num_workers):
-            record[f"worker/{worker}/ep_rew_mean"] = first_return + idx + worker
-            record[f"worker/{worker}/env_steps"] = steps // num_workers
-        record["rollout/ep_rew_mean"] = first_return + idx + (num_workers - 1) / 2
-        records.append(record)
-    records.insert(5, {"env_steps": total // 2, "eval/mean_reward": 99.0})
-    return write_run(folder, name, records, num_workers=num_workers)
-
-
-def call(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def numbers(capsys, *arguments):
-    code, out, err = call(capsys, *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out.splitlines()[-1])
-
-
-def assert_is_drawn(path, num_colors):
-    """The picture has what it should show: many pixels that are neither white nor grey, in so many lines' colours."""
-    image = matplotlib.image.imread(path)
-    pixels = (image[..., :3] * 255).round().astype(int).reshape(-1, 3)
-    palette = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167))
-    counts = [int((abs(pixels - color).max(axis=1) <= 2).sum()) for color in palette]
-    assert sum(count > 150 for count in counts) == num_colors, counts
+from plotted_runs import assert_is_drawn, call, numbers, steady, write_run
 
 
 def test_a_trial_has_mean_and_deviation_over_workers_and_their_moving_average(tmp_path, capsys):
@@ -188,12 +142,9 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "No command was given: the first argument is one of trial, compare, speedup, elo, population"),
-        (
-            ("trail", "{run}"),
-            "There is no command 'trail': the first argument is one of trial, compare, speedup, elo, population; "
-            "the nearest is trial",
-        ),
+        ((), "No command was given: the first argument is one of trial, compare, speedup"),
+        (("trail", "{run}"), "There is no command 'trail': the first argument is one of trial, compare, speedup"),
+        (("trail", "{run}"), "; the nearest is trial."),
         (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),
         (("trial", "{run}", "--window=0"), "--window=0 is not possible: expected a whole number greater than 0."),
@@ -262,7 +213,6 @@ def test_help_names_every_command_and_flag(capsys):
         "trial:",
         "compare:",
         "speedup:",
-        "population:",
         "--window",
         "--x",
         "--metric",
@@ -275,7 +225,7 @@ def test_help_names_every_command_and_flag(capsys):
 
 def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
     out = call(capsys, "--help")[1]
-    for command in ("trial", "compare", "speedup", "population"):
+    for command in ("trial", "compare", "speedup"):
         assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
     of_trial, of_compare = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
     assert of_trial == of_compare
@@ -313,58 +263,3 @@ def test_the_moving_average_is_drawn_where_its_window_is_full(tmp_path, capsys, 
     steps, average = drawn["moving average of 4 records"]
     assert steps == [100.0 * idx for idx in range(4, 11)]
     assert average == pytest.approx([idx - 1.5 for idx in range(4, 11)])
-
-
-def test_ratings_of_policy_and_pool_are_drawn(tmp_path, capsys):
-    records = [
-        {"env_steps": n, "self_play/elo": 1200.0 + n, "self_play/pool_size": 0.0, "rollout/ep_rew_mean": 0.0}
-        for n in (100, 200, 300, 400)
-    ]
-    for record in records[1:]:
-        of_pool = {"mean": 1190.0, "min": 1180.0, "max": 1210.0}
-        record |= {f"self_play/pool_elo_{name}": value + record["env_steps"] / 2 for name, value in of_pool.items()}
-        record["self_play/win_rate"] = 0.75
-    path = write_run(tmp_path, "game", records)
-    (run,) = numbers(capsys, "elo", path)["runs"]
-    assert run["policy"] == {"env_steps": [100.0, 200.0, 300.0, 400.0], "values": [1300.0, 1400.0, 1500.0, 1600.0]}
-    assert run["pool_mean"]["values"] == [1290.0, 1340.0, 1390.0]
-    assert run["win_rate"] == {"env_steps": [200.0, 300.0, 400.0], "values": [0.75] * 3}
-    assert run["file"] == str(path / "plots" / "elo.png")
-    assert_is_drawn(path / "plots" / "elo.png", num_colors=2)
-    other = steady(tmp_path, "no_pool", 1, 100, 1000)
-    code, _, err = call(capsys, "elo", other)
-    assert code == 2 and "no_pool has recorded no games against a pool: train with --self_play=True" in err
-
-
-def write_population(folder, **config):
-    """Policy 1 is replaced after 200 of its steps; the records have twice as many steps of the run."""
-    records = [
-        {"env_steps": 2 * n, **{f"policy_{idx}/time/total_env_steps": n for idx in (0, 1)},
-         "policy_0/rollout/ep_rew_mean": n / 10, "policy_1/rollout/ep_rew_mean": 1.0}
-        for n in (100, 200, 300)
-    ]  # fmt: skip
-    path = write_run(folder, "run", records, **config)
-
-    def turn(policy, steps, rate, source=None):
-        after = {"learning_rate": rate, "max_grad_norm": 0.5}
-        return {"policy": policy, "policy_env_steps": steps, "source": source, "after": after}
-
-    turns = [turn(0, 0, 0.1), turn(1, 0, 0.001), turn(0, 210, 0.1), turn(1, 200, 0.15, "policy_0")]
-    (path / "pbt.jsonl").write_text("".join(json.dumps(each) + "\n" for each in turns) + '{"broken')
-    return path
-
-
-def test_a_population_is_drawn_with_its_objectives_hyperparameters_and_takeovers(tmp_path, capsys):
-    path = write_population(tmp_path)
-    result = numbers(capsys, "population", path)
-    first, second = result["members"]
-    assert (first["name"], first["env_steps"], first["objective"]) == ("policy_0", [100, 200, 300], [10, 20, 30])
-    assert second["takeovers"] == [{"env_steps": 200, "source": "policy_0"}]
-    assert second["hyperparameters"]["learning_rate"] == {"env_steps": [0, 200, 300], "values": [0.001, 0.15, 0.15]}
-    assert result["file"] == str(path / "plots" / "population.png")
-    assert_is_drawn(path / "plots" / "population.png", num_colors=2)
-
-
-def test_a_run_without_a_population_is_refused(tmp_path, capsys):
-    code, _, err = call(capsys, "population", steady(tmp_path, "run", 1, 100, 1000))
-    assert code == 2 and "run has no pbt.jsonl: it was not trained with --with_pbt=True" in err

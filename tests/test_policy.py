@@ -63,22 +63,20 @@ def test_it_acts_as_the_policy_that_was_saved(spec: EnvSpec, tmp_path: Path) -> 
 def test_it_acts_in_the_environments_unit_whatever_the_policys_is(algo: str, tmp_path: Path) -> None:
     spec = EnvSpec("X-v0", vector_observation(3), BoxAction((1,), (0.0,), (100.0,), "float32"), None)
     obs, taken = np.zeros(3, np.float32), {}
-    for unit in ("bounds", "raw", "of an older version"):
-        config = TrainConfig(env=spec.env_id, algo=algo, action_unit="raw" if unit != "bounds" else unit)
+    for unit in ("bounds", "raw"):
+        config = TrainConfig(env=spec.env_id, algo=algo, action_unit=unit)
         model = make_acting_model(spec, config)
         with torch.no_grad():
             head = model.policy_head.bias if isinstance(model, ActorCritic) else model.mlp.layers()[-1].bias.view(-1)
             head[0] = 0.5
         state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
-        if unit == "of an older version":
-            del state["config"]["action_unit"]
         folder = checkpoint.save(tmp_path / unit, checkpoint.Checkpoint(model.state_dict(), {}, state), 100, keep=5)
         taken[unit] = float(asyncrl.load_policy(folder).act(obs, deterministic=True)[0])
     squashed = pytest.approx(50.0 + 50.0 * np.tanh(0.5))
     wanted = (
         {"bounds": pytest.approx(75.0), "raw": pytest.approx(0.5)} if algo == "ppo" else dict.fromkeys(taken, squashed)
     )
-    assert taken == {"of an older version": wanted["raw"], **wanted}
+    assert taken == wanted
 
 
 def test_its_evaluation_is_that_of_the_run(tmp_path: Path) -> None:
@@ -124,3 +122,21 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     content = checkpoint.Checkpoint(checkpoint.load(tmp_path / "checkpoint_000000000100").model, {}, state)
     with pytest.raises(UsageError, match="holds no usable policy"):
         asyncrl.load_policy(checkpoint.save(tmp_path, content, 300, keep=5))
+
+
+def test_a_feature_writes_the_formats_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = save(tmp_path, CHOICE)
+
+    def write(model: ActorCritic, spec: EnvSpec, config: TrainConfig, path: Path, format: str) -> float:
+        path.write_text(f"{format} of {spec.env_id}, {len(list(model.parameters()))} parameters")
+        return 0.5
+
+    monkeypatch.setattr("asyncrl.policy.hooks", {"FORMATS": {"text": (write, ".txt")}}.get)
+    assert policy.export(str(tmp_path / "policy.txt"), "text") == 0.5
+    num_parameters = len(list(policy._model.parameters()))
+    assert (tmp_path / "policy.txt").read_text() == f"text of CartPole-v1, {num_parameters} parameters"
+    with pytest.raises(UsageError, match="There is no format 'onnx': expected one of text"):
+        policy.export(tmp_path / "policy.onnx")
+    monkeypatch.setattr("asyncrl.policy.hooks", lambda name: {})
+    with pytest.raises(UsageError, match="There is no format 'onnx': no format is installed"):
+        policy.export(tmp_path / "policy.onnx")

@@ -41,7 +41,9 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
     specs["Vector-v0"] = dataclasses.replace(specs["Choice-v0"], is_vectorized=True, resets_within_step=True)
     screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8", channels="first"),))
     specs["Screen-v0"] = EnvSpec("Screen-v0", screen, DiscreteAction(2, 0), None)
-    picture = ObservationLayout((ObservationPart((), "numbers", (84, 84), "float32"),))
+    picture = ObservationLayout((ObservationPart((), "numbers", (84, 84), "float32", is_image=True),))
+    window = ObservationLayout((ObservationPart((), "numbers", (84, 84), "float32"),))
+    specs["Window-v0"] = EnvSpec("Window-v0", window, DiscreteAction(2, 0), None)
     specs["Picture-v0"] = EnvSpec("Picture-v0", picture, DiscreteAction(2, 0), None)
     monkeypatch.setattr(preflight, "probe", lambda env_id, *_, **__: specs[env_id])
     return specs
@@ -61,9 +63,9 @@ def test_a_clean_run_has_a_plan_a_spec_and_its_memory() -> None:
 def test_the_plan_knows_of_convolutions() -> None:
     threads = [
         checked(f"--env={env}", "--async_rl=False", "--batch_size=1024").plan.learner_threads
-        for env in ("Choice-v0", "Screen-v0", "Picture-v0")
+        for env in ("Choice-v0", "Screen-v0", "Picture-v0", "Window-v0")
     ]
-    assert threads == [1, 2, 2]
+    assert threads == [1, 2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -252,21 +254,6 @@ def test_a_recurrent_policy_that_misses_first_observations_is_warned_of_and_deci
     assert "best" not in str(warning) and "--eval_every_env_steps=" not in str(warning)
 
 
-def test_returns_that_a_population_shapes_are_warned_of_and_decide_no_best_checkpoint(
-    probed: dict[str, EnvSpec],
-) -> None:
-    probed["Shaped-v0"] = dataclasses.replace(probed["Choice-v0"], reward_shaping=(("bonus", 1.0),))
-    population = ("--with_pbt=True", "--num_policies=2", "--policy_mapping=random", "--pbt_start_mutation=0")
-    for flags in (("--env=Shaped-v0",), ("--env=Choice-v0", *population)):
-        result = checked(*flags)
-        assert not result.warnings and not preflight.training_returns_mislead(result.config, result.spec)
-    result = checked("--env=Shaped-v0", *population)
-    assert preflight.training_returns_mislead(result.config, result.spec)
-    (warning,) = result.warnings
-    assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
-    assert not checked("--env=Shaped-v0", *population, "--eval_every_env_steps=1000").warnings
-
-
 TENSORS = {"serial_mode": True, "async_rl": False, "num_workers": 1, "env_backend": "tensor"}
 
 
@@ -340,22 +327,3 @@ def test_keys_of_the_critic_of_one_policy_are_those_of_its_agents(probed: dict[s
     assert found("--critic_only_keys=gone", "--policy.1.critic_only_keys=own") == [
         f"--critic_only_keys=gone: {missing} seen, hidden."
     ]
-
-
-def test_other_goals_need_single_environments_with_goals(probed: dict[str, EnvSpec]) -> None:
-    parts = [ObservationPart((name,), "numbers", (3,), "float64") for name in ("achieved_goal", "desired_goal")]
-    goals = EnvSpec("Goals-v0", ObservationLayout(tuple(parts)), DiscreteAction(2, 0), None, computes_reward=True)
-    other = dataclasses.replace(parts[1], shape=(4,))
-    kinds = {
-        "": goals,
-        "needs observations with arrays of numbers achieved_goal": probed["Choice-v0"],
-        "of the same shape, not (3,) and (4,)": dataclasses.replace(
-            goals, observation=ObservationLayout((parts[0], other))
-        ),
-        "a method compute_reward(achieved_goal": dataclasses.replace(goals, computes_reward=False),
-        "needs single environments": dataclasses.replace(goals, is_vectorized=True),
-    }
-    for words, probed["Goals-v0"] in kinds.items():
-        for algo in ("dqn", "sac"):
-            found = checked("--env=Goals-v0", f"--algo={algo}", "--her_goals=2").problems
-            assert [words in problem.text for problem in found] == [True] * bool(words)

@@ -11,11 +11,11 @@ from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, WorkerDeaths
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.modes.choice import arena_specs
 from asyncrl.monitoring.reports import RestartReport
 from asyncrl.run import restart_policy
 from asyncrl.run.restart_policy import CLEAN_UP_TIMEOUT_S, RestartPolicy, WorkerSpec
@@ -73,7 +73,7 @@ class Run:
         self.control = RunControl(arena, 2)
         self.worker_deaths = WorkerDeaths(arena, has_server=False, has_slots=True)
         setup = types.SimpleNamespace(config=config, control=self.control, worker_deaths=self.worker_deaths, rank=rank)
-        setup.for_restart = lambda: setup
+        setup.for_restart = lambda number: setup
         self.manager, self.reports = FakeProcessManager(), []
         specs = [WorkerSpec(name, print, (), indices) for name, indices in workers.items()]
         self.restarts = RestartPolicy(self.manager, setup, specs, wake_all=self._settle, send=self.reports.append)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import BOX, planned, small_arena
+from gymnasium.spaces import Box
+from small_runs import BOX, ScriptedEnv, planned, small_arena
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -17,12 +18,20 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor, TwinCritic
+from asyncrl.modes import roles
+from asyncrl.modes.trajectories.roles import TrajectoryRoles
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout import build_env_group as rollout_building
-from asyncrl.rollout.failures import FailureLog
-from asyncrl.run import build_roles as building
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
+from asyncrl.runtime.seeding import (
+    Stream,
+    derive_seed,
+    rank_seed,
+    restoring_global_generators,
+    seed_global_generators,
+)
 from asyncrl.runtime.torchrun import RankAddress
 
 CPU = torch.device("cpu")
@@ -54,9 +63,9 @@ def seeds_of(seed: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     failures = FailureLog(0, setup.config, setup.control)
     for split in range(2):
         rollout_building.build_env_group(setup.config, PLAN, BOX, split, setup.seed, 0, failures)
-    monkeypatch.setattr(building, "ActingPolicy", lambda **parts: found.update({f"actor {len(found)}": parts["seed"]}))
+    monkeypatch.setattr(roles, "ActingPolicy", lambda **parts: found.update({f"actor {len(found)}": parts["seed"]}))
     for actor in range(2):
-        building.build_acting_policy(setup, CPU, actor, PhaseTimer())
+        TrajectoryRoles().acting_policy(setup, CPU, actor, PhaseTimer())
     storage = ParameterStore(_NumberedRanks(rank))
     on_policy = OnPolicyLearner(ActorCritic(BOX, setup.config), setup.config, CPU, storage)
     found["learner"] = on_policy._generator.initial_seed()
@@ -94,3 +103,38 @@ def test_critics_do_not_begin_with_the_draws_of_another_seeds_policy(monkeypatch
         SacActor(BOX, config)
         TwinCritic(BOX, config)
     assert len(set(seeds)) == 6
+
+
+def test_a_recreated_environment_samples_other_values_from_its_spaces() -> None:
+    setup = setup_of(0, 0)
+    setup.control.has_finished_episode = True
+
+    def make() -> ScriptedEnv:
+        env = ScriptedEnv([RuntimeError()])
+        env.action_space = Box(-1.0, 1.0)
+        return env
+
+    def samples(seed: int) -> list[float]:
+        recovery = Recovery(FailureLog(0, setup.config, setup.control), make, lambda env_idx, steps: 50 + steps)
+        group = EnvGroup([make()], [seed], 0, BOX, "clip", recovery)
+        first = float(group.envs[0].action_space.sample()[0])
+        group._recreate(0)
+        return [first, float(group.envs[0].action_space.sample()[0])]
+
+    assert samples(3) == samples(3)
+    assert len({*samples(3), *samples(4)}) == 3  # the same successor
+
+
+def test_generators_of_gpus_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_gpu, seeds = torch.Generator(), []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: (of_gpu.manual_seed(seed), seeds.append(seed)))
+    torch.manual_seed(7)
+    with restoring_global_generators():
+        seed_global_generators(1)
+    assert seeds == [7, 1, 7]  # nobody had used a GPU: it has the seed of before
+    monkeypatch.setattr(torch.cuda, "default_generators", (of_gpu,))
+    before = of_gpu.get_state()
+    with restoring_global_generators():
+        seed_global_generators(1)
+        torch.rand(3, generator=of_gpu)
+    assert torch.equal(of_gpu.get_state(), before)

@@ -35,10 +35,10 @@ def test_every_figure_of_a_report_is_described() -> None:
 
 
 def test_every_name_that_an_observer_publishes_is_described() -> None:
-    families = "rollout|eval|time|lag|replay|perf|self_play|worker|hyperparameters|hogwild"
+    families = "rollout|eval|time|lag|replay|perf|worker|hyperparameters|hogwild"
     text = "".join(path.read_text() for path in sorted((ROOT / "asyncrl" / "observers").glob("*.py")))
     names = set(re.findall(rf'"((?:{families})/[a-z_/{{}}]+)"', text))
-    assert {"time/fps", "self_play/elo", "worker/{worker_idx}/env_steps"} <= names
+    assert {"time/fps", "worker/{worker_idx}/env_steps"} <= names
     example = {"{role}": "rollout", "lag/{name}": "lag/mean", "replay/{name}": "replay/size"}
     example |= {"hogwild/{name}": "hogwild/recomputed", "{name}": "NAME", "{worker_idx}": "3"}
     for variable, value in example.items():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import asyncrl
 from asyncrl.algorithms.losses import LossMetrics, Samples, with_common_losses
+from asyncrl.algorithms.sac import Sac
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.distributions import ActionDistribution
 
@@ -46,12 +47,18 @@ class BoundedSacConfig(asyncrl.TrainConfig):
     most_value: float = Field(100.0, description="bound of the values that critics learn")
 
 
-class BoundedSac(SacLearner):
+class BoundedTargets(Sac):
     """SAC whose critics learn bounded values."""
 
-    def _target_of(self, *args: Any) -> Tensor:
-        bound: float = self._config.most_value  # type: ignore[attr-defined]
-        return torch.clamp(super()._target_of(*args), -bound, bound)
+    def target(self, *args: Any) -> Tensor:
+        bound: float = self.config.most_value  # type: ignore[attr-defined]
+        return torch.clamp(super().target(*args), -bound, bound)
+
+
+class BoundedSac(SacLearner):
+    """Makes those updates."""
+
+    algorithm_type = BoundedTargets
 
 
 BOUNDED_SAC = asyncrl.Algorithm(

@@ -6,8 +6,8 @@ import torch
 from layouts import vector_observation
 from torch import Tensor
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.learner.replay_sampler import Transitions
 
 BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(4, 0), None)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import LossMetrics, LossOfSamples, Mean, Samples, with_common_losses
+from asyncrl.algorithms.losses import LossMetrics, Mean, Samples, with_common_losses
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.array_policy import FloatArray
 from asyncrl.models.distributions import ActionDistribution
 
 
@@ -24,11 +22,3 @@ def a2c_loss(
     log_prob = distribution.log_prob(parameters, batch.action)
     policy_loss = a2c_policy_loss(log_prob, batch.advantage, batch.mean)
     return with_common_losses(policy_loss, log_prob, parameters, values, batch, distribution, config)
-
-
-def array_policy_loss(
-    log_prob: FloatArray, old_log_prob: FloatArray, advantages: FloatArray, config: TrainConfig
-) -> LossOfSamples:
-    """`a2c_policy_loss`, and its gradient with respect to the log-probabilities; all [B]."""
-    num_samples = len(advantages)
-    return LossOfSamples(-float(np.add.reduce(log_prob * advantages)) / num_samples, advantages * (-1.0 / num_samples))

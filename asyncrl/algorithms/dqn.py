@@ -1,16 +1,59 @@
-"""Targets and loss of DQN over minibatches; n is the number of choices. The loss is minimized.
+"""DQN: Mnih et al. 2015, "Human-level control through deep reinforcement learning".
 
-Mnih et al. 2015, "Human-level control through deep reinforcement learning"; double: van Hasselt et al. 2016
-(arXiv:1509.06461).
+`Dqn.update` is the inner loop of algorithm 1, with the targets of double DQN (van Hasselt et al. 2016,
+arXiv:1509.06461). n is the number of choices. The loss is minimized.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from asyncrl.models.dqn import best_choice
+from asyncrl.algorithms.off_policy import SUM_OF_INPUTS, OptimizerStep, Steps
+from asyncrl.config.schema import TrainConfig
+from asyncrl.models.dqn import QNetwork, best_choice
+
+FIGURES = ("loss", "q_mean", SUM_OF_INPUTS, "grad_norm")
+"""Names of the figures that an update returns."""
+
+
+@dataclass(eq=False)
+class Dqn:
+    """The update of the network and its target network."""
+
+    config: TrainConfig
+    model: QNetwork
+    target_model: QNetwork
+    step_model: OptimizerStep
+    move_target: Callable[[], None]
+
+    def update(self, steps: Steps) -> tuple[Tensor, ...]:
+        """One update; returns `FIGURES`, and the errors `[B]` that prioritized replay needs."""
+        # Targets: the network chooses the next action, the target network values it.
+        with steps.precision():
+            next_values, target_values = self.model.values(steps.later), self.target_model.values(steps.later)
+        mask = self.model.mask_of(steps.later.floats)
+        target = double_target(steps.reward, steps.discount, next_values, target_values, mask)
+
+        # Network: a step towards the targets.
+        with torch.enable_grad():
+            with steps.precision():
+                all_values = self.model.values(steps.obs)
+            values = all_values.gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)
+            loss = dqn_loss(values, target, steps.weight)
+        figures = self.step_model(loss, *steps.critic_figures(values))
+
+        # The target network follows.
+        self.move_target()
+        return self.results(figures, values.detach(), target)
+
+    def results(self, figures: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """The figures, and the absolute errors `[B]` if they are priorities."""
+        return (figures, (values - target).abs()) if self.config.prioritized_replay else (figures,)
 
 
 def double_target(
@@ -41,3 +84,10 @@ def dqn_loss(values: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         weight: [B], of each loss, as Schaul et al. 2016 (arXiv:1511.05952) correct draws by priority.
     """
     return (weight * smooth_l1_loss(values, target, reduction="none")).mean()
+
+
+def exploration_rate(config: TrainConfig, env_steps: int) -> float:
+    """The probability of a choice at random after so many environment steps: it falls linearly, then stays."""
+    last = config.exploration_fraction * config.train_for_env_steps
+    share = min(1.0, env_steps / last) if last > 0 else 1.0
+    return config.exploration_initial_eps + share * (config.exploration_final_eps - config.exploration_initial_eps)

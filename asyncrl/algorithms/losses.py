@@ -1,10 +1,13 @@
-"""What on-policy losses take, return and share, and the advantages before them. Every loss is minimized."""
+"""What on-policy losses and their updates take, return and share, and the advantages before them.
+
+Every loss is minimized.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +17,8 @@ from asyncrl.models.array_policy import FloatArray
 from asyncrl.models.distributions import ActionDistribution
 from asyncrl.models.encoders import Inputs
 
-_ADVANTAGE_EPS = 1e-8
+_RELATIVE_EPS = 1e-10  # of the advantages' size, so that the unit of rewards does not matter
+_TINY = torch.finfo(torch.float32).tiny
 
 Mean = Callable[[Tensor], Tensor]
 """From numbers of samples `[B]` to their mean, in which some may have the weight 0."""
@@ -129,6 +133,53 @@ class LossMetrics(NamedTuple):
 NUM_LOSS_METRICS = len(LossMetrics._fields) - 1
 """The scalars of `LossMetrics`."""
 
+FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
+"""The metrics of an optimizer step: the scalars of `LossMetrics`, and the norm of the gradient before clipping."""
+
+LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
+
+
+class Step(NamedTuple):
+    """What one optimizer step leaves for the metrics: `figures [7]`, see `FIGURES`, and `log_ratio [B]`."""
+
+    figures: Tensor
+    log_ratio: Tensor
+
+
+def were_taken(steps: Sequence[Step]) -> Tensor:
+    """Whether each step was taken, [steps] bool: those whose loss or gradient is not finite are skipped."""
+    return torch.isfinite(torch.stack([step.figures for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
+
+
+class Progress(NamedTuple):
+    """State of an update.
+
+    Attributes:
+        num_done: minibatches that were trained.
+        num_total: minibatches of all passes.
+        ends_pass: whether the last of them ended a pass; the place to publish.
+        is_last: whether that pass was the last.
+        steps: the steps of this pass so far.
+    """
+
+    num_done: int
+    num_total: int
+    ends_pass: bool
+    is_last: bool
+    steps: Sequence[Step] = ()
+
+
+class Ranks(Protocol):
+    """The learners that make the same steps (`asyncrl.learner.ranks`)."""
+
+    num_ranks: int
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sums a tensor over all ranks, in place, and returns it."""
+
+    def average(self, tensors: Sequence[Tensor], weight: float | Tensor = 1.0) -> None:
+        """Replaces float tensors by their means over all ranks; `weight` is that of this rank."""
+
 
 class LossOfSamples(NamedTuple):
     """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
@@ -162,24 +213,26 @@ def with_common_losses(
         distribution: what `parameters` are of.
         config: the coefficients.
     """
-    mean = batch.mean
-    if config.ppo_clip_value is None:
-        value_loss = squared_value_loss(values, batch.normalized_return, mean)
-    else:
-        clip = config.ppo_clip_value
-        value_loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip, mean)
-    value_loss = config.value_loss_coeff * value_loss
+    value_loss = config.value_loss_coeff * value_error(values, batch, config)
     loss = policy_loss + value_loss
     entropy_loss = kl_loss = kl = torch.zeros((), device=parameters.device)
     if config.entropy_loss_coeff > 0.0:
-        entropy_loss = -config.entropy_loss_coeff * mean(distribution.entropy(parameters))
+        entropy_loss = -config.entropy_loss_coeff * batch.mean(distribution.entropy(parameters))
         loss = loss + entropy_loss
     if needs_kl(config):
-        kl = mean(distribution.kl(batch.action_parameters, parameters))
+        kl = batch.mean(distribution.kl(batch.action_parameters, parameters))
     if config.kl_loss_coeff > 0.0:
         kl_loss = config.kl_loss_coeff * kl
         loss = loss + kl_loss
     return LossMetrics(loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, log_prob - batch.log_prob)
+
+
+def value_error(values: Tensor, batch: Samples, config: TrainConfig) -> Tensor:
+    """The mean squared error of values `[B]` in units of normalized returns, clipped if `ppo_clip_value` is set."""
+    returns, clip = batch.normalized_return, config.ppo_clip_value
+    if clip is None:
+        return squared_value_loss(values, returns, batch.mean)
+    return clipped_value_loss(values, batch.normalized_value, returns, clip, batch.mean)
 
 
 def squared_value_loss(values: Tensor, returns: Tensor, mean: Mean = torch.mean) -> Tensor:
@@ -222,7 +275,8 @@ def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
     size, num_larger = divmod(len(advantages), len(sums))
     sizes = torch.full((len(sums),), size, device=sums.device)
     sizes[:num_larger] += 1
-    units = torch.stack((mean, std + _ADVANTAGE_EPS)).to(advantages.dtype)
+    floor = _RELATIVE_EPS * mean_square.sqrt() + _TINY
+    units = torch.stack((mean, std + floor)).to(advantages.dtype)
     shift, scale = units.repeat_interleave(sizes, 1, output_size=len(advantages))
     column = (-1,) + (1,) * (advantages.dim() - 1)
     normalized: Tensor = (advantages - shift.view(column)) / scale.view(column)

@@ -1,17 +1,125 @@
-"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347)."""
+"""Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347).
+
+samples (advantages in) --minibatches--> step(minibatch): ppo_loss, gradient, Adam --KL stop--> next pass --> metrics
+
+`update` is the loop of every algorithm that learns from trajectories; `ppo_loss` is what makes it PPO. The learner
+prepares the samples and owns `step` (`asyncrl.learner.on_policy`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import LossMetrics, LossOfSamples, Mean, Samples, with_common_losses
+from asyncrl.algorithms.losses import (
+    LossMetrics,
+    Mean,
+    Progress,
+    Ranks,
+    Samples,
+    Step,
+    advantage_sums,
+    approximate_kls,
+    effective_sample_size,
+    needs_kl,
+    normalize_advantages,
+    value_error,
+    were_taken,
+)
+from asyncrl.buffers.pinning import to_device
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.array_policy import FloatArray
 from asyncrl.models.distributions import ActionDistribution
+
+
+def update(
+    samples: Samples,
+    step: Callable[[Samples], Step],
+    config: TrainConfig,
+    generator: torch.Generator,
+    ranks: Ranks,
+    recompute: Callable[[], Samples],
+    start_pass: Callable[[Sequence[Samples]], None] | None = None,
+) -> Iterator[Progress]:
+    """Trains `num_epochs` passes over a dataset, fewer if the policy moves too far in one; the caller may stop it.
+
+    Args:
+        samples: the dataset, with advantages.
+        step: takes one optimizer step on a minibatch.
+        config: numbers of passes and minibatches, normalization, and `target_kl`.
+        generator: on the CPU, draws the order of samples.
+        ranks: the learners that make the same steps.
+        recompute: with `recompute_advantages`, the samples with advantages and returns of the present critic.
+        start_pass: gets the minibatches of a pass before its first step.
+
+    Yields:
+        The progress of the update, after each step.
+    """
+    num_done = 0
+    for epoch in range(1, config.num_epochs + 1):
+        if epoch > 1 and config.recompute_advantages:
+            samples = recompute()
+        batches = minibatches(samples, config, generator, ranks)
+        if start_pass is not None:
+            start_pass(batches)
+        steps: list[Step] = []
+        for batch in batches:
+            steps.append(step(batch))
+            num_done += 1
+            ends_pass = len(steps) == len(batches)
+            is_last = ends_pass and (epoch == config.num_epochs or exceeds_target_kl(steps, config.target_kl, ranks))
+            yield Progress(num_done, len(batches) * config.num_epochs, ends_pass, is_last, steps)
+        if is_last:
+            break
+
+
+def minibatches(samples: Samples, config: TrainConfig, generator: torch.Generator, ranks: Ranks) -> list[Samples]:
+    """`num_batches_per_epoch` minibatches, in every rank; advantages are normalized over the samples of all ranks.
+
+    Advantages are weighted after they were normalized: a mean subtracted from weighted ones would train on actions
+    whose weight is 0.
+    """
+    num_batches = config.num_batches_per_epoch
+    if ranks.num_ranks == 1:
+        num_batches = min(num_batches, len(samples.floats))
+    if config.shuffle_minibatches:
+        order, device = torch.randperm(len(samples.floats), generator=generator), samples.floats.device
+        samples = samples.at(order if device.type == "cpu" else to_device([order], device)[0])
+    if config.normalize_advantage:
+        sums = ranks.sum(advantage_sums(samples.advantage, num_batches, samples.valid))
+        if config.normalize_advantage_over == "dataset":
+            sums = sums.sum(0).expand_as(sums)
+        samples = samples._replace(advantage=normalize_advantages(samples.advantage, sums))
+    if samples.weight is not None:
+        samples = samples._replace(advantage=samples.weight * samples.advantage, weight=None)
+    return samples.minibatches(num_batches)
+
+
+def ppo_loss(
+    parameters: Tensor, values: Tensor, batch: Samples, distribution: ActionDistribution, config: TrainConfig
+) -> LossMetrics:
+    """The loss of a minibatch (equation 9); see `Algorithm.loss`.
+
+    The old policy is that of `batch.log_prob`: the one that acted or, with the decoupled objective, the one before
+    training, where advantages are weighted by how far it is from the one that acted.
+    """
+    log_prob = distribution.log_prob(parameters, batch.action)
+    clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
+    policy_loss = ppo_policy_loss(log_prob - batch.log_prob, batch.advantage, clip, batch.mean)
+    value_loss = config.value_loss_coeff * value_error(values, batch, config)
+    loss = policy_loss + value_loss
+    entropy_loss = kl_loss = kl = torch.zeros((), device=parameters.device)
+    if config.entropy_loss_coeff > 0.0:
+        entropy_loss = -config.entropy_loss_coeff * batch.mean(distribution.entropy(parameters))
+        loss = loss + entropy_loss
+    if needs_kl(config):
+        kl = batch.mean(distribution.kl(batch.action_parameters, parameters))
+    if config.kl_loss_coeff > 0.0:
+        kl_loss = config.kl_loss_coeff * kl
+        loss = loss + kl_loss
+    return LossMetrics(loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, log_prob - batch.log_prob)
 
 
 class ClipRange(NamedTuple):
@@ -41,33 +149,36 @@ def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: ClipRange, mean
     return -mean(surrogate)
 
 
-def ppo_loss(
-    parameters: Tensor, values: Tensor, batch: Samples, distribution: ActionDistribution, config: TrainConfig
-) -> LossMetrics:
-    """The loss of a minibatch; see `Algorithm.loss`."""
-    log_prob = distribution.log_prob(parameters, batch.action)
-    clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
-    policy_loss = ppo_policy_loss(log_prob - batch.log_prob, batch.advantage, clip, batch.mean)
-    return with_common_losses(policy_loss, log_prob, parameters, values, batch, distribution, config)
+def exceeds_target_kl(steps: Sequence[Step], target_kl: float | None, ranks: Ranks) -> bool:
+    """Whether the mean KL divergence of a pass's minibatches is above `target_kl`; the same answer in all ranks."""
+    if target_kl is None:
+        return False
+    with_samples = [step for step in steps if step.log_ratio.numel() > 0]  # other ranks may have all samples
+    kl, num_samples = torch.zeros((), device=steps[0].figures.device), 0
+    if with_samples:
+        log_ratio = torch.cat([step.log_ratio for step in with_samples])
+        sizes = [len(step.log_ratio) for step in with_samples]
+        kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
+        taken = were_taken(with_samples)
+        kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
+    ranks.average([kl], num_samples)
+    return not float(kl) <= target_kl  # NaN ends the passes too
 
 
-def array_policy_loss(
-    log_prob: FloatArray, old_log_prob: FloatArray, advantages: FloatArray, config: TrainConfig
-) -> LossOfSamples:
-    """`ppo_policy_loss`, and its gradient with respect to the log-probabilities: -r A where the ratio is not clipped.
+def ratio_metrics(steps: Sequence[Step], log_weight: Tensor | None, config: TrainConfig) -> dict[str, Tensor]:
+    """What the probability ratios of the steps that were taken say, as scalars; at least one step has samples.
 
     Args:
-        log_prob: [B], of the current policy.
-        old_log_prob: [B], of the policy it is kept close to.
-        advantages: [B].
+        steps: of all passes over a dataset.
+        log_weight: [N], logarithms of the samples' weights; None if the first minibatch's ratios are the weights.
         config: the bounds of the ratio.
     """
-    clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
-    ratio = np.exp(log_prob - old_log_prob)
-    surrogate = ratio * advantages
-    np.minimum(np.maximum(ratio, clip.low, out=ratio), clip.high, out=ratio)
-    clipped = np.multiply(ratio, advantages, out=ratio)
-    # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
-    gradient = surrogate * (surrogate <= clipped)
-    gradient *= -1.0 / len(gradient)
-    return LossOfSamples(-float(np.add.reduce(np.minimum(surrogate, clipped, out=surrogate))) / len(gradient), gradient)
+    log_ratio = torch.cat([step.log_ratio for step in steps])
+    first = next(step.log_ratio for step in steps if step.log_ratio.numel() > 0)
+    clip, ratio = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode), log_ratio.exp()
+    return {
+        "approx_kl": approximate_kls(log_ratio).mean(),
+        "clip_fraction": ((ratio < clip.low) | (ratio > clip.high)).float().mean(),
+        "effective_sample_size": effective_sample_size(first if log_weight is None else log_weight),
+        "max_ratio_deviation_first_batch": first.expm1().abs().amax(0),
+    }

@@ -1,25 +1,161 @@
-"""Losses of SAC over minibatches; those of the hand-written passes with their gradients. Every loss is minimized.
+"""Soft actor-critic: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905).
 
-Continuous actions: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905). Discrete
-ones: Christodoulou 2019 (arXiv:1910.07207), where expectations over actions are sums. K is the number of critics, M
-that of bins, if they predict distributions over returns.
+`Sac.update` is algorithm 1 of the paper. Actions have continuous dimensions, choices, or both: the expectation over
+choices is exact, a sum (Christodoulou 2019, arXiv:1910.07207); over continuous actions it is one sample. K is the
+number of critics, C that of continuous dimensions, N that of combinations of choices, 1 without choices. Every loss is
+minimized.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
+from asyncrl.algorithms.off_policy import OptimizerStep, Steps
+from asyncrl.config.schema import TrainConfig
 from asyncrl.models.distributions import HALF_LOG_TWO_PI, LOG_TWO
+from asyncrl.models.sac import SacActor, TwinCritic
+
+ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
+"""Names of the figures that an update returns of the policy if that was trained; `CRITIC_FIGURES` come first."""
 
 
-class Loss(NamedTuple):
-    """A loss (a scalar) and its gradient with respect to the function's first argument."""
+@dataclass(eq=False)
+class Sac:
+    """The update of critics, target critics, policy and entropy coefficient.
 
-    value: Tensor
-    gradient: Tensor
+    Attributes:
+        step_actor: steps the policy, and the entropy coefficient along `ent_coef_gradient: [1]`.
+        log_ent_coef: [1], log alpha.
+        move_targets: moves the target critics towards the critics, if there are any.
+    """
+
+    config: TrainConfig
+    actor: SacActor
+    critic: TwinCritic
+    target_critic: TwinCritic | None
+    step_actor: OptimizerStep
+    step_critic: OptimizerStep
+    move_targets: Callable[[], None]
+    log_ent_coef: Tensor
+    ent_coef_gradient: Tensor
+
+    def __post_init__(self) -> None:
+        self.parts = self.actor.parts.to(self.log_ent_coef.device)  # continuous dimensions and choices of an action
+
+    def update(self, steps: Steps, noise: Tensor, trains_actor: bool) -> tuple[Tensor, Tensor | None]:
+        """One update (algorithm 1); returns `CRITIC_FIGURES`, and `ACTOR_FIGURES` if it trains the policy.
+
+        `noise: [N, C]` is standard normal: the first B rows are for the policy's loss, the last ones for `steps.later`.
+        """
+        size, ent_coef = len(steps.reward), self.log_ent_coef.exp()[0]
+
+        # Actions of the policy after the transitions. An n-step reward contains the entropies of the steps between.
+        parameters = steps.later_policy(self.actor)
+        later = self.sample(parameters, noise[-len(parameters) :])
+        reward = with_entropies(steps.reward, later.neg_entropy, steps.between_discount, ent_coef)
+        after = PolicySample(*(field[-size:] for field in later))
+
+        # Critics: a step towards the reward and the soft value of the next observation (equations 5 and 6).
+        with torch.enable_grad():
+            action = self.parts.continuous_of(steps.action)
+            outputs, next_outputs = steps.critic_outputs(self.critic, self.target_critic, action, after.action)
+            loss, values = self.critic_loss(steps, outputs, next_outputs, reward, after, ent_coef)
+        critic_figures = self.step_critic(loss, *steps.critic_figures(values, reward))
+
+        # Target critics follow the critics.
+        self.move_targets()
+        if not trains_actor:
+            return critic_figures, None
+
+        # Policy: a step towards a larger soft value of the observation (equation 9).
+        with torch.enable_grad():
+            sample = self.sample(steps.policy(self.actor), noise[:size])
+            loss = -steps.mean(self.soft_value(steps.policy_values(self.critic, sample.action), sample, ent_coef))
+
+        # Entropy coefficient: a step that lowers it while the policy's entropy is above the target (equation 18).
+        entropy = -steps.mean(sample.neg_entropy.detach())
+        ent_coef_loss = self.adapt_ent_coef(entropy, steps)
+        return critic_figures, self.step_actor(loss, ent_coef, ent_coef_loss, entropy)
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> PolicySample:
+        """Actions of the policy from its outputs `[B, P]`."""
+        sample = draw_squashed(self.parts.gaussian_of(parameters), noise)
+        return PolicySample(sample.action, sample.log_prob, self.parts.log_probs_of(parameters))
+
+    def critic_loss(
+        self, steps: Steps, outputs: Tensor, next_outputs: Tensor, reward: Tensor, after: PolicySample, ent_coef: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Half of the mean squared error, summed over critics (equation 5), and the values `[K, B]` of the actions.
+
+        Args:
+            steps: the transitions.
+            outputs: of the critics, for the actions.
+            next_outputs: of the target critics, for `after`.
+            reward: [B], with the entropies of the steps between.
+            after: actions of the policy at the next observations.
+            ent_coef: scalar alpha.
+        """
+        target = self.target(reward, steps.discount, self.soft_value(next_outputs, after, ent_coef))
+        values = self.parts.chosen_values(outputs, steps.action)
+        return 0.5 * steps.mean((values - target).square()).sum(), values
+
+    def soft_value(self, values: Tensor, sample: PolicySample, ent_coef: Tensor) -> Tensor:
+        """Soft value `[B]` of an observation (equation 3), by the smaller of `values: [K, B, N]` (section 6)."""
+        return soft_value_of_parts(values, sample.log_probs, sample.log_prob, ent_coef, self.parts.num_groups)
+
+    def target(self, reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+        """Targets of the critics (equation 2), all `[B]`; `discount` is 0 where the episode terminated."""
+        return torch.addcmul(reward, discount, next_value)
+
+    def adapt_ent_coef(self, entropy: Tensor, steps: Steps | None) -> Tensor:
+        """Writes the gradient of log alpha, along which its next step goes; returns the loss.
+
+        On log alpha, as in the authors' code, the coefficient remains positive and its steps do not shrink with it.
+
+        Args:
+            entropy: scalar, the policy's mean entropy in nats.
+            steps: observations with masks; None if observations have no masks.
+        """
+        if self.config.ent_coef != "auto":
+            return torch.zeros_like(entropy)
+        gradient = entropy - self.target_entropy(steps)
+        self.ent_coef_gradient.copy_(gradient)
+        return self.log_ent_coef[0] * gradient
+
+    def target_entropy(self, steps: Steps | None) -> Tensor | float:
+        """The entropy in nats that the coefficient aims at: half of the largest one of the choices that masks allow."""
+        if self.config.target_entropy != "auto":
+            return self.config.target_entropy
+        of_continuous = self.config.target_entropy_per_dim * self.parts.num_continuous
+        mask = None if steps is None else self.actor.mask_of(steps.obs.floats)
+        if steps is None or mask is None:
+            return of_continuous + 0.5 * self.parts.max_entropy
+        return of_continuous + 0.5 * steps.mean(self.parts.max_entropy_of(mask))
+
+
+class PolicySample(NamedTuple):
+    """Actions of the policy: one sample of the continuous dimensions, and the distribution over choices.
+
+    Attributes:
+        action: [B, C] in [-1, 1].
+        log_prob: [B], density of `action`.
+        log_probs: [B, N], of the combinations of choices; in each group they add up to 1.
+    """
+
+    action: Tensor
+    log_prob: Tensor
+    log_probs: Tensor
+
+    @property
+    def neg_entropy(self) -> Tensor:
+        """The negative entropy `[B]`."""
+        return self.log_prob + (self.log_probs.exp() * self.log_probs).sum(-1)
 
 
 class SquashedSample(NamedTuple):
@@ -48,40 +184,15 @@ def draw_squashed(parameters: Tensor, noise: Tensor) -> SquashedSample:
     raw = mean + deviation
     # -log_prob, term by term: noise^2 / 2 + log_std + 2 (log 2 - raw - softplus(-2 raw)), and constants
     terms = torch.addcmul(log_std, noise, noise, value=0.5).sub_(raw, alpha=2.0)
-    terms.sub_(torch.nn.functional.softplus(raw * -2.0), alpha=2.0)
+    terms.sub_(softplus(raw * -2.0), alpha=2.0)
     constant = noise.shape[-1] * (HALF_LOG_TWO_PI + 2.0 * LOG_TWO)
     return SquashedSample(raw.tanh(), torch.rsub(terms.sum(-1), -constant), deviation)
-
-
-def soft_value(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
-    """Soft state value `[B]` (equation 3, with the smaller of the critics, section 6).
-
-    Args:
-        values: [K, B], of the target critics for an action of the policy.
-        log_prob: [B], of that action.
-        ent_coef: scalar alpha.
-    """
-    return values.amin(0) - ent_coef * log_prob
-
-
-def soft_value_of_choices(values: Tensor, log_probs: Tensor, ent_coef: Tensor) -> Tensor:
-    """Soft state value `[B]` of discrete actions (Christodoulou, equation 10).
-
-    Args:
-        values: [K, B, n], of the target critics for all actions.
-        log_probs: [B, n].
-        ent_coef: scalar alpha.
-    """
-    return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1)
 
 
 def soft_value_of_parts(
     values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor, num_groups: int = 1
 ) -> Tensor:
-    """Soft state value `[B]` of actions with continuous dimensions and choices.
-
-    The expectation over choices is exact, as in `soft_value_of_choices`; over continuous actions it is one sample, as
-    in `soft_value`. The negative mean is the loss of the policy (equation 9, and Christodoulou, equation 12).
+    """Soft state value `[B]` of actions with continuous dimensions and choices (Christodoulou, equation 10).
 
     With choices in several groups both the value and the entropy are sums over groups. Only the sum of a critic is
     trained, not how the critic shares it out among the groups, so the smaller critic is the one with the smaller sum.
@@ -99,123 +210,17 @@ def soft_value_of_parts(
     return (probs * values).sum(-1).amin(0) - ent_coef * ((probs * log_probs).sum(-1) + log_prob)
 
 
-def soft_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """Targets of the critics (equation 2), all `[B]`; `discount` is 0 where the episode terminated."""
-    return torch.addcmul(reward, discount, next_value)
-
-
-def entropy_bonus(log_prob: Tensor, discount: Tensor, ent_coef: Tensor) -> Tensor:
-    """Entropy terms of an n-step reward `[B]`: the return has one after each step (equation 2).
+def with_entropies(reward: Tensor, neg_entropy: Tensor, between_discount: Tensor, ent_coef: Tensor) -> Tensor:
+    """n-step rewards `[B]` with the entropies of the steps between: the return has one after each step (equation 2).
 
     Args:
-        log_prob: [B, n - 1], of an action of the policy at the second and each later step's observation; of discrete
-            actions the negative entropy.
-        discount: [B, n - 1], 0 where there is no such step.
+        reward: [B], discounted sum over the steps.
+        neg_entropy: of the policy; the last n * B are at the observations between, step by step, and the next ones.
+        between_discount: [B, n - 1], 0 beyond the last step of the return.
         ent_coef: scalar alpha.
     """
-    return -ent_coef * (discount * log_prob).sum(1)
-
-
-def next_distribution(bin_log_probs: Tensor, support: Tensor, log_probs: Tensor) -> Tensor:
-    """Probabilities `[B, M]` of returns after the next observations: `soft_value_of_parts`, without the entropy.
-
-    For each combination of choices it is the distribution with the smaller mean, and over combinations their mixture.
-
-    Args:
-        bin_log_probs: [K, B, N, M], of the target critics for an action of the policy.
-        support: [M].
-        log_probs: [B, N], of the combinations in one group.
-    """
-    smaller = (bin_log_probs.exp() @ support).argmin(0, keepdim=True)
-    index = smaller.unsqueeze(-1).expand(1, *bin_log_probs.shape[1:])
-    distribution = bin_log_probs.gather(0, index).squeeze(0).exp()
-    return (log_probs.exp().unsqueeze(-1) * distribution).sum(1)
-
-
-def project_distribution(probabilities: Tensor, returns: Tensor, support: Tensor) -> Tensor:
-    """The distribution `[B, M]` over bins that is nearest to one over other returns.
-
-    Bellemare et al. 2017 (arXiv:1707.06887), equation 7: each return is clipped to the range of the bins, and its
-    probability is shared by the two bins beside it, in proportion to their nearness.
-
-    Args:
-        probabilities: [B, M], of `returns: [B, M]`.
-        returns: as the first argument.
-        support: [M], at equal distances, in rising order.
-    """
-    low, step = support[0], support[1] - support[0]
-    place = (torch.minimum(torch.maximum(returns, low), support[-1]) - low) / step
-    lower = place.nan_to_num().floor().clamp(0, len(support) - 2)
-    upper_share = place - lower
-    index = lower.to(torch.int64)
-    projected = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities * (1.0 - upper_share))
-    return projected.scatter_add_(1, index + 1, probabilities * upper_share)
-
-
-def distribution_loss(bin_log_probs: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy from `target: [B, M]` to the critics' `[K, B, M]`, a mean over B and a sum over critics."""
-    return -(target * bin_log_probs).sum(-1).mean(1).sum()
-
-
-def critic_loss(values: Tensor, target: Tensor) -> Loss:
-    """Half of the mean squared error, summed over critics (equation 5); gradient `[K, B]` of `values: [K, B]`."""
-    error = values - target
-    gradient = error / target.shape[0]
-    return Loss(0.5 * torch.dot(gradient.flatten(), error.flatten()), gradient)
-
-
-def actor_loss(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Loss:
-    """E[alpha log pi - min Q] (equation 9); gradient `[K, B]` of `values`; `actor_gradient` has that of the policy.
-
-    Args:
-        values: [K, B], of the critics for an action of the policy.
-        log_prob: [B], of that action.
-        ent_coef: scalar alpha.
-    """
-    smallest, which = values.min(0)
-    gradient = torch.zeros_like(values).scatter_(0, which.unsqueeze(0), -1.0 / log_prob.shape[0])
-    return Loss((ent_coef * log_prob - smallest).mean(), gradient)
-
-
-def actor_gradient(sample: SquashedSample, action_gradient: Tensor, ent_coef: Tensor) -> Tensor:
-    """Gradient `[B, 2A]` of the actor loss with respect to means and log-deviations (equation 10).
-
-    With u = mean + deviation, d log pi / du is 2 tanh(u), and the direct derivative by a log-deviation is -1.
-
-    Args:
-        sample: the actions.
-        action_gradient: [B, A], of the loss with respect to `sample.action` through the critics.
-        ent_coef: scalar alpha.
-    """
-    weight = ent_coef / sample.log_prob.shape[0]
-    action = sample.action
-    slope = torch.addcmul(action_gradient, action * action, action_gradient, value=-1.0)
-    by_mean = slope.addcmul_(action, 2.0 * weight)
-    return torch.cat((by_mean, by_mean * sample.deviation - weight), dim=-1)
-
-
-def choices_actor_loss(log_probs: Tensor, values: Tensor, ent_coef: Tensor) -> Loss:
-    """E[sum of pi (alpha log pi - min Q)] (Christodoulou, equation 12); gradient `[B, n]` of `log_probs: [B, n]`.
-
-    Args:
-        log_probs: [B, n].
-        values: [K, B, n], of the critics for all actions.
-        ent_coef: scalar alpha.
-    """
-    weights = log_probs.exp() / log_probs.shape[0]
-    cost = ent_coef * log_probs - values.amin(0)
-    return Loss((weights * cost).sum(), weights * (cost + ent_coef))
-
-
-def ent_coef_loss(log_ent_coef: Tensor, entropy: Tensor, target_entropy: Tensor | float) -> Loss:
-    """Adapts the entropy coefficient until the policy's entropy is the target (equation 18, on log alpha).
-
-    On log alpha, as in the authors' code, the coefficient remains positive and its steps do not shrink with it.
-
-    Args:
-        log_ent_coef: scalar log alpha.
-        entropy: scalar, the policy's mean entropy in nats.
-        target_entropy: in nats.
-    """
-    gradient = entropy - target_entropy
-    return Loss(log_ent_coef * gradient, gradient)
+    size, num_between = between_discount.shape
+    if num_between == 0:
+        return reward
+    between = neg_entropy[-(num_between + 1) * size : -size].view(num_between, size).t()
+    return reward + -ent_coef * (between_discount * between).sum(1)

@@ -96,7 +96,7 @@ def find_facts() -> MachineFacts:
         machine=Machine.detect(),
         system_cores=about["cores"] or 1,
         container_cores=cgroups.cpu_quota(),
-        governor=_GOVERNOR.read_text().strip() if _GOVERNOR.exists() else None,
+        governor=_GOVERNOR.read_text(encoding="utf-8").strip() if _GOVERNOR.exists() else None,
         other_load=psutil.cpu_percent(interval=0.5) / 100,
         free_bytes=available_bytes(),
         shared_bytes=psutil.disk_usage(str(_SHARED_MEMORY)).total if _SHARED_MEMORY.is_dir() else None,

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import re
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from asyncrl.analysis.curves import Band, Curve, mean_band
-from asyncrl.analysis.figures import TIMES, Comparison, Metric, Ratings, Speedup, Trial, XAxis
-from asyncrl.analysis.population import PopulationHistory
+from asyncrl.analysis.curves import Band
+from asyncrl.analysis.figures import TIMES, Comparison, Metric, Speedup, Trial, XAxis
 from asyncrl.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +18,7 @@ if TYPE_CHECKING:
 # Okabe and Ito, "Color Universal Design": distinct for every kind of colour vision. Yellow is too faint on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _STYLES = ("solid", "dashed", "dotted", "dashdot")
-_X_LABELS: dict[XAxis, str] = {
+X_LABELS: dict[XAxis, str] = {
     "per_worker_steps": "environment steps of each worker",
     "per_rank_steps": "environment steps of each rank",
     "total_steps": "environment steps of all workers",
@@ -35,15 +30,7 @@ _Y_LABELS: dict[Metric, str] = {
     "eval": "return of evaluation episodes (reward)",
 }
 _DPI = 120
-_GRID = "#e6e6e6"
-_INK, _SURFACE = "#010203", "#fdfcfb"  # stand for the page's colours in `inline_svg`
-_PAGE_COLORS = {
-    _INK: "currentColor",
-    "#000000": "currentColor",
-    "#0072b2": "var(--blue)",
-    _GRID: "var(--grid)",
-    _SURFACE: "var(--surface)",
-}
+GRID = "#e6e6e6"
 FORMATS = (".png", ".pdf", ".svg")
 """Suffixes of the possible file formats."""
 
@@ -69,14 +56,14 @@ def color(number: int) -> str:
     return _COLORS[number % len(_COLORS)]
 
 
-def page_color(number: int) -> str:
-    """Returns the colour of a line in `inline_svg`, by its number."""
-    return _PAGE_COLORS.get(color(number).lower(), color(number))
+def style(number: int) -> str:
+    """Returns the style of a line by its number: lines of the same colour have different ones."""
+    return _STYLES[number // len(_COLORS) % len(_STYLES)]
 
 
 def finish(axes: Axes) -> None:
     """Adds a grid to axes, and a legend if something has a label."""
-    axes.grid(color=_GRID, lw=0.8)
+    axes.grid(color=GRID, lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
@@ -96,67 +83,23 @@ def save(figure: Figure, path: Path) -> None:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another file.") from error
 
 
-def inline_svg(draw: Callable[[Path], None]) -> str:
-    """Returns what one of the functions of this module draws as an `<svg>` element for an HTML page.
-
-    Text and axes have the page's text colour; the page defines the colours `--blue`, `--grid` and `--surface`. Texts
-    are escaped, and no text is taken for a formula.
-    """
-    import matplotlib
-
-    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    looks: Any = {**dict.fromkeys(names, _INK), "axes.facecolor": _SURFACE, "savefig.transparent": True}
-    looks |= {"svg.fonttype": "none", "text.parse_math": False, "font.size": 12.5, "svg.hashsalt": "asyncrl"}
-    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(looks):
-        path = Path(folder) / "figure.svg"
-        draw(path)
-        text = path.read_text(encoding="utf-8")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    for drawn, of_page in _PAGE_COLORS.items():
-        text = text.replace(drawn, of_page)
-    return text
-
-
 def draw_trial(trial: Trial, path: Path) -> None:
     """Draws mean and standard deviation over workers or ranks in the upper panel, the moving average in the lower."""
     figure = new_figure(8.0, 7.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     count = len(trial.members)
     label = f"mean of {trial.num_averaged}" if count else "mean over the last 100 episodes of all workers"
-    _draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
+    draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
     upper.set_title(trial.run)
     steps, average = trial.returns.positions, trial.average
     lower.plot(steps, trial.returns.mean, color=color(0), lw=0.8, alpha=0.35, label=label if count else "mean")
     full = trial.window - 1  # earlier means are over fewer records than the label says
     label = f"moving average of {trial.window:,} records" if trial.window > 1 else "each record (too few to average)"
-    lower.plot(steps[full:], average[full:], color=color(1), lw=1.8, label=label, **_marker(len(steps), most=1))
-    lower.set_xlabel(_X_LABELS[trial.x])
+    lower.plot(steps[full:], average[full:], color=color(1), lw=1.8, label=label, **point_marker(len(steps), most=1))
+    lower.set_xlabel(X_LABELS[trial.x])
     for axes in (upper, lower):
-        _count_in_thousands(axes)
+        count_in_thousands(axes)
         axes.set_ylabel(_Y_LABELS["train"])
-        finish(axes)
-    save(figure, path)
-
-
-def draw_ratings(ratings: Ratings, path: Path) -> None:
-    """Draws the ratings of policy and pool in the upper panel, the share of games won in the lower."""
-    figure = new_figure(8.0, 7.0)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    policy, mean, low, high = ratings.policy, ratings.pool_mean, ratings.pool_min, ratings.pool_max
-    upper.plot(policy.positions, policy.values, color=color(0), lw=1.8, label="policy", **_marker(len(policy), most=20))
-    upper.plot(mean.positions, mean.values, color=color(1), lw=1.8, label="mean of the pool")
-    upper.fill_between(
-        low.positions, low.values, high.values, color=color(1), alpha=0.2, lw=0, label="range of the pool"
-    )
-    upper.set_ylabel("Elo rating")
-    upper.set_title(ratings.run)
-    won = ratings.win_rate
-    lower.plot(won.positions, won.values, color=color(0), lw=1.8, **_marker(len(won), most=20))
-    lower.set_ylim(0.0, 1.0)
-    lower.set_ylabel("share of games won against the pool")
-    lower.set_xlabel(_X_LABELS["total_steps"])
-    for axes in (upper, lower):
-        _count_in_thousands(axes)
         finish(axes)
     save(figure, path)
 
@@ -174,34 +117,13 @@ def draw_comparison(comparison: Comparison, path: Path, numbers: Sequence[int] |
             label = f"{group.name} ({len(group.runs)} runs, mean ± standard deviation)"
             for curve in group.curves:
                 axes.plot(curve.positions / seconds, curve.values, color=color(number), lw=0.6, alpha=0.4)
-        _draw_band(axes, Band(band.positions / seconds, band.mean, band.std), label, number)
-    axes.set_xlabel(_X_LABELS[comparison.x] + (f" ({unit})" if unit else ""))
+        draw_band(axes, Band(band.positions / seconds, band.mean, band.std), label, number)
+    axes.set_xlabel(X_LABELS[comparison.x] + (f" ({unit})" if unit else ""))
     if not unit:
-        _count_in_thousands(axes)
+        count_in_thousands(axes)
     axes.set_ylabel(_Y_LABELS[comparison.metric])
     count = sum(len(group.runs) for group in comparison.groups)
     axes.set_title(f"{comparison.env or 'comparison'}: {count} run{'s' if count > 1 else ''}")
-    finish(axes)
-    save(figure, path)
-
-
-def draw_metric(groups: Sequence[tuple[int, Sequence[Curve]]], path: Path) -> None:
-    """Draws one figure of several groups of runs without a legend: a line for each group, and its runs as thin lines.
-
-    Args:
-        groups: the number of each group, which is that of its colour, and the curves of its runs.
-        path: the file.
-    """
-    figure = new_figure(5.0, 3.0)
-    axes = figure.subplots()
-    for number, curves in groups:
-        band = mean_band(curves, ddof=1)
-        if len(curves) > 1:
-            for curve in curves:
-                axes.plot(curve.positions, curve.values, color=color(number), lw=0.6, alpha=0.5)
-        _draw_band(axes, band, "", number)
-    _count_in_thousands(axes)
-    axes.set_xlabel("environment steps")
     finish(axes)
     save(figure, path)
 
@@ -232,40 +154,6 @@ def draw_speedup(speedup: Speedup, path: Path) -> None:
     save(figure, path)
 
 
-def draw_population(history: PopulationHistory, path: Path) -> None:
-    """Draws the objective of each member, and below it each hyperparameter that changed; takeovers are triangles."""
-    names = history.changed
-    figure = new_figure(8.0, 4.0 + 1.8 * len(names))
-    ratios = [2.0, *[1.0] * len(names)]
-    panels = figure.subplots(1 + len(names), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
-    for number, member in enumerate(history.members):
-        style = {"color": color(number), "ls": _STYLES[number // len(_COLORS) % len(_STYLES)]}
-        curve, at = member.objective, [env_steps for env_steps, _ in member.takeovers]
-        marker = _marker(len(curve), most=20)
-        panels[0].plot(curve.positions, curve.values, lw=1.6, label=member.name, **style, **marker)
-        marks = [(panels[0], np.interp(at, curve.positions, curve.values))]
-        for axes, name in zip(panels[1:], names, strict=True):
-            if (values := member.values.get(name)) is not None:
-                axes.step(values.positions, values.values, where="post", lw=1.6, **style)
-                marks.append((axes, values.values[np.searchsorted(values.positions, at)]))
-        for axes, heights in marks:
-            axes.scatter(at, heights, s=36, marker="^", color=color(number), edgecolor="black", lw=0.6, zorder=3)
-    panels[0].set_ylabel(history.objective)
-    panels[0].set_title("population: triangles are takeovers of another member's weights")
-    for axes, name in zip(panels[1:], names, strict=True):
-        axes.set_ylabel(name)
-        found = np.concatenate([member.values[name].values for member in history.members if name in member.values])
-        if 0.0 < 10.0 * found.min() < found.max():
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("")
-    panels[-1].set_xlabel("environment steps of each policy")
-    for axes in panels:
-        _count_in_thousands(axes)
-        finish(axes)
-    save(figure, path)
-
-
 def draw_error_bars(
     axes: Axes, positions: list[Any], points: list[tuple[float, float, float]], label: str, number: int
 ) -> None:
@@ -275,17 +163,17 @@ def draw_error_bars(
     axes.errorbar(positions, values, yerr=errors, color=color(number), marker="o", capsize=4, lw=1.8, label=label)
 
 
-def _draw_band(axes: Axes, band: Band, label: str, number: int, band_label: str | None = None) -> None:
-    style = _STYLES[number // len(_COLORS) % len(_STYLES)]
+def draw_band(axes: Axes, band: Band, label: str, number: int, band_label: str | None = None) -> None:
+    """Draws a line in the colour and style of its number, and the band around it if there is one."""
     # A mean over curves has the points of all of them, so their markers would say nothing.
-    marker = _marker(len(band.positions), most=20 if band.std is None else 1)
-    axes.plot(band.positions, band.mean, color=color(number), ls=style, lw=1.8, label=label, **marker)
+    marker = point_marker(len(band.positions), most=20 if band.std is None else 1)
+    axes.plot(band.positions, band.mean, color=color(number), ls=style(number), lw=1.8, label=label, **marker)
     if band.std is not None:
         low, high = band.mean - band.std, band.mean + band.std
         axes.fill_between(band.positions, low, high, color=color(number), alpha=0.2, lw=0, label=band_label)
 
 
-def _marker(num_points: int, most: int) -> dict[str, Any]:
+def point_marker(num_points: int, most: int) -> dict[str, Any]:
     """Markers for a curve with few points: a single point has no line."""
     return {"marker": "o", "markersize": 3.5} if num_points <= most else {}
 
@@ -297,7 +185,7 @@ def _time_unit(longest_s: float) -> tuple[str, float]:
     return ("minutes", 60.0) if longest_s < 3 * 3600 else ("hours", 3600.0)
 
 
-def _count_in_thousands(axes: Axes) -> None:
+def count_in_thousands(axes: Axes) -> None:
     """Shows 2,500,000 as 2.5 M."""
     from matplotlib.ticker import EngFormatter
 

@@ -143,49 +143,6 @@ def notes(run: Run, trial: Trial) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Ratings:
-    """Self-play of one run: Elo ratings of the policy and of its pool, and the share of games won against the pool.
-
-    Attributes:
-        run: name of the run.
-        policy: rating of the policy.
-        pool_mean, pool_min, pool_max: of the members' ratings, from the first member on.
-        win_rate: over the last games against the pool.
-    """
-
-    run: str
-    policy: Curve
-    pool_mean: Curve
-    pool_min: Curve
-    pool_max: Curve
-    win_rate: Curve
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the numbers as plain data."""
-        curves = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "run"}
-        return {
-            "run": self.run,
-            **{
-                name: {"env_steps": curve.positions.tolist(), "values": curve.values.tolist()}
-                for name, curve in curves.items()
-            },
-        }
-
-
-def make_ratings(run: Run) -> Ratings:
-    """Reads the ratings of a run.
-
-    Raises:
-        UsageError: it has recorded no games against a pool.
-    """
-    names = ("elo", "pool_elo_mean", "pool_elo_min", "pool_elo_max", "win_rate")
-    curves = [run.curve(f"self_play/{name}") for name in names]
-    if len(curves[-1]) == 0:
-        raise UsageError(f"Run {run.name} has recorded no games against a pool: train with --self_play=True.")
-    return Ratings(run.name, *curves)
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs that share a line in the figure: the curve of each, and the band where all of them have values."""
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from asyncrl.analysis import drawing, figures
 from asyncrl.analysis.figures import Metric, XAxis
-from asyncrl.analysis.population import read_population
+from asyncrl.analysis.plots import plots
 from asyncrl.analysis.records import Run, read_runs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
@@ -30,9 +30,9 @@ from asyncrl.config.flags import (
 )
 from asyncrl.config.value_types import GivenPath
 
-CommandName = Literal["trial", "compare", "speedup", "elo", "population"]
 Say = Callable[[str], None]
 _AXES = get_args(XAxis)
+_PLOTS = plots()
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class _Command:
     description: str
     example: str
     flags: tuple[str, ...]
+    draws_each_run: bool = False
 
 
 _COMMANDS: dict[str, _Command] = {
@@ -48,6 +49,7 @@ _COMMANDS: dict[str, _Command] = {
         "deviation, and a moving average of the mean.",
         "trial train_dir/my_run",
         ("x", "window", "out", "json"),
+        draws_each_run=True,
     ),
     "compare": _Command(
         "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
@@ -61,18 +63,10 @@ _COMMANDS: dict[str, _Command] = {
         "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
         ("out", "json"),
     ),
-    "elo": _Command(
-        "Draw the Elo ratings of each run's policy and of its self-play pool, and the share of games that it won "
-        "against the pool.",
-        "elo train_dir/my_game",
-        ("out", "json"),
-    ),
-    "population": _Command(
-        "Draw population-based training: the objective and the hyperparameters of each policy, and who took over "
-        "whose weights. Takes one run, or the runs of one --pbt_shared_dir.",
-        "population train_dir/my_run",
-        ("out", "json"),
-    ),
+    **{
+        name: _Command(plot.description, plot.example, ("out", "json"), draws_each_run=plot.group_of is None)
+        for name, plot in _PLOTS.items()
+    },
 }
 
 
@@ -81,7 +75,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: CommandName
+    command: str
     runs: tuple[Path, ...]
     window: PositiveInt | None = option(
         None, "records in the moving average [default a tenth of the records, at most 100]"
@@ -141,7 +135,7 @@ def read_options(argv: Sequence[str]) -> Options:
             problems.append(
                 f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
             )
-        elif name in ("trial", "elo") and len(runs) > 1:
+        elif command.draws_each_run and len(runs) > 1:
             problems.append(
                 f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, each "
                 "is written to plots/ in its run's folder."
@@ -186,22 +180,20 @@ def run_command(options: Options, say: Say) -> dict[str, Any]:
                 say(note)
             numbers.append({**trial.to_json(), "file": file})
         return {"trials": numbers}
-    if options.command == "elo":
-        found = [figures.make_ratings(run) for run in runs]
-        files = [
-            _write(options, run, partial(drawing.draw_ratings, ratings), say)
-            for run, ratings in zip(runs, found, strict=True)
-        ]
-        return {"runs": [{**ratings.to_json(), "file": file} for ratings, file in zip(found, files, strict=True)]}
+    if options.command in _PLOTS:
+        plot = _PLOTS[options.command]
+        if plot.group_of is not None:
+            figure = plot.read(runs)
+            return {**figure.to_json(), "file": _write(options, runs[0], figure.draw, say)}
+        found = [plot.read([run]) for run in runs]
+        files = [_write(options, run, figure.draw, say) for run, figure in zip(runs, found, strict=True)]
+        return {"runs": [{**figure.to_json(), "file": file} for figure, file in zip(found, files, strict=True)]}
     if options.command == "compare":
         comparison = figures.compare(runs, options.x, options.metric, options.group, options.smooth)
         for line in comparison.summary():
             say(line)
         file = _write(options, runs[0], partial(drawing.draw_comparison, comparison), say)
         return {**comparison.to_json(), "file": file}
-    if options.command == "population":
-        history = read_population(runs)
-        return {**history.to_json(), "file": _write(options, runs[0], partial(drawing.draw_population, history), say)}
     speedup = figures.measure_speedup(runs)
     if differing := figures.unexpected_differences(runs):
         say(f"warning: Besides the number of {speedup.unit}s, the runs differ in {', '.join(differing)}.")

@@ -42,6 +42,21 @@ def arena_size(specs: Iterable[ArraySpec]) -> int:
     return sum(spec.padded_bytes for spec in specs)
 
 
+def open_memory(size: int) -> int:
+    """A descriptor of so many bytes of shared memory without a name; its pages are not allocated yet."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("asyncrl", os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix="asyncrl-")
+        os.unlink(path)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 class Arena:
     """Shared arrays by name. The process that creates it owns it; others have views of the same pages."""
 
@@ -68,13 +83,8 @@ class Arena:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError(f"two arrays share a name: {sorted(spec.name for spec in specs)}")
         size = arena_size(specs)
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("asyncrl", os.MFD_CLOEXEC)
-        else:
-            fd, path = tempfile.mkstemp(prefix="asyncrl-")
-            os.unlink(path)
+        fd = open_memory(size)
         try:
-            os.ftruncate(fd, size)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(fd, 0, size)
             return cls(fd, specs)

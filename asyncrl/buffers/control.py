@@ -27,7 +27,7 @@ from asyncrl.config.hyperparameters import NUM_HYPERPARAMETERS, Hyperparameters
 from asyncrl.monitoring.reports import Activity, UpdateProgress
 
 _TRAINING_INFO_BYTES = 32 << 10
-_NUM_WORDS = 10
+_NUM_WORDS = 11
 _STEPS, _FIRST_STEP_NS, _TURNS = range(3)
 
 Value = TypeVar("Value", bool, int)
@@ -80,6 +80,9 @@ FROM_FILE = -2
 TAKEOVER_FILE = "takeover.npy"
 """In the policy's folder of checkpoints: weights of another run [N] float32, that the learner takes over."""
 
+LAST_TURN = "population_turn"
+"""Name in a checkpoint of the `turn` of the last `PolicyChange` that had one and that the learner has carried out."""
+
 _NONE = -1
 
 
@@ -89,7 +92,7 @@ class PolicyChange(NamedTuple):
     Attributes:
         new_values: new hyperparameters.
         source: the policy whose newest weights and statistics it takes over, or `FROM_FILE`; None to keep its own.
-        turn: number of the turn of population-based training that decided this; None if none did.
+        turn: number of the turn of an observer that decided this, for checkpoints; None if they need not know.
     """
 
     new_values: Hyperparameters
@@ -117,6 +120,8 @@ class RunControl:
             (learner).
         num_training_infos: messages to the environments, `TrainingInfo` (runner).
         must_finish: Hogwild workers are to finish what they have begun, and begin nothing more (parameter server).
+        steps_by_time: the share of `train_for_seconds` that has passed, of `train_for_env_steps`: schedules follow it
+            where it is ahead of the environment steps; 0 without a limit of time (learner, parameter server).
     """
 
     stop_requested = _Word(bool, 0)
@@ -129,6 +134,7 @@ class RunControl:
     num_changes_taken = _Word(int, 7)
     num_training_infos = _Word(int, 8)
     must_finish = _Word(bool, 9)
+    steps_by_time = _Word(int, 10)
 
     def __init__(self, arena: Arena, num_workers: int) -> None:
         self._words = arena.words("control")

@@ -55,10 +55,6 @@ class GradientPlaces:
         """Returns a place that the worker may write, None if it has to wait."""
         return next(iter(self.free_places(worker_idx)), None)
 
-    def num_free(self, worker_idx: int) -> int:
-        """Returns the number of places that the worker may write."""
-        return len(self.free_places(worker_idx))
-
     def last_number(self, worker_idx: int) -> int:
         """Returns the number of the worker's last gradient, 0 if there was none."""
         return int(max(self._order[worker_idx * PLACES : (worker_idx + 1) * PLACES]))

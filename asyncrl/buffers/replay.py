@@ -22,14 +22,12 @@ from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.goals import desired_goal_place
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.runtime.checkpoint import SavedReplay
 
 _UNLIMITED = 2**62
 _SPARE_ROWS = 2  # the row that is being written, and the one whose observation is being written
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
-_GOAL_FIELDS = ("goal_reward", "goal", "goal_terminated")  # in the order in which they are read
 
 
 UNKNOWN_VERSION = -1
@@ -66,7 +64,6 @@ def replay_specs(
     envs_per_split: int,
     replay_size: int,
     is_prioritized: bool = False,
-    her_goals: int = 0,
     rnn_state_size: int = 0,
 ) -> list[ArraySpec]:
     """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of `ReplayLimits`."""
@@ -78,22 +75,12 @@ def replay_specs(
         ArraySpec("replay.action", action_dtype, (*rows, *action_shape)),
         ArraySpec("replay.reward", "float32", rows),
         *([ArraySpec("replay.priority", "float32", rows)] if is_prioritized else ()),
-        *(_goal_specs(spec, rows, her_goals) if her_goals > 0 else ()),
         *([ArraySpec("replay.rnn_state", "float32", (*rows, rnn_state_size))] if rnn_state_size > 0 else ()),
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
         ArraySpec("replay.policy_version", "int32", rows[:2]),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
         ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
         *replay_limit_specs(num_splits),
-    ]
-
-
-def _goal_specs(spec: EnvSpec, rows: tuple[int, ...], her_goals: int) -> list[ArraySpec]:
-    place = desired_goal_place(spec.observation)
-    return [
-        ArraySpec("replay.goal_reward", "float32", (*rows, her_goals)),
-        ArraySpec("replay.goal", "float32", (*rows, her_goals, place.stop - place.start)),
-        ArraySpec("replay.goal_terminated", "bool", (*rows, her_goals)),
     ]
 
 
@@ -105,13 +92,11 @@ class ReplayStripes:
         num_rows: [K], the cursors: complete rows of each stripe. They never fall; only this class writes them.
         priority: with prioritized replay, what the learner draws by, 0 where it draws nothing; only the learner
             writes it.
-        goal_reward, goal, goal_terminated: `[K, R, E, k]` and `goal [K, R, E, k, G]`, with HER: k other goals of each
-            step, and its results if they had been desired. While a reward is NaN, the other two mean nothing.
         rnn_state: [K, R, E, S] float32, with a recurrent policy: its state before each row's observation, 0 where an
             episode begins; else None.
         policy_version: [K, R] int32, of the policy that acted; `UNKNOWN_VERSION` in rows of a saved replay.
         obs, action, reward, terminated, truncated, valid: arrays `[K, R, E, ...]`; of a replay on a device all but
-            `valid` are tensors (`asyncrl.on_device.replay`).
+            `valid` are tensors (`asyncrl.modes.tensors.replay`).
     """
 
     obs: Any
@@ -130,9 +115,6 @@ class ReplayStripes:
         self.priority = arena.find_array("replay.priority")
         if self.priority is not None:
             self._fields["priority"] = self.priority
-        goals = {name: arena.find_array(f"replay.{name}") for name in _GOAL_FIELDS}
-        self.goal_reward, self.goal, self.goal_terminated = goals.values()
-        self._fields |= {name: array for name, array in goals.items() if array is not None}
         self.rnn_state = arena.find_array("replay.rnn_state")
         if self.rnn_state is not None:
             self._fields["rnn_state"] = self.rnn_state
@@ -256,10 +238,8 @@ class ReplayStripes:
         are dealt to the stripes (`asyncrl.buffers.replay_blocks`). Of more rows than fit the newest are kept.
         """
         self.policy_version.fill(UNKNOWN_VERSION)
-        if "goal_reward" in self._fields:
-            self._fields["goal_reward"].fill(np.nan)
         (counts,) = kept.columns["env_steps"]
-        # Priorities and goals may not have been saved, or another number of goals.
+        # Some fields may not have been saved, or with another size.
         shapes = {name: field.shape[3:] for name, field in self._fields.items()}
         columns = {
             name: parts

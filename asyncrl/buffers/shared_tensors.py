@@ -162,7 +162,7 @@ def saved_worker_steps(state: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 class GlobalClock:
-    """Environment steps of all workers together, which schedules and the end of the run follow.
+    """Environment steps of all workers together, which the end of the run follows, and schedules with the time.
 
     Attributes:
         num_workers: processes that train.
@@ -200,6 +200,11 @@ class GlobalClock:
     def env_steps(self) -> int:
         """Steps of the run; on another machine those with the newest weights, if its own are fewer."""
         return max(self._first + self._control.total_steps, self._channel.newest.env_steps)
+
+    @property
+    def scheduled_steps(self) -> int:
+        """Steps that schedules follow: the run's steps, or its share of the time limit in steps if that is larger."""
+        return max(self.env_steps, self._control.steps_by_time)
 
     @property
     def saved(self) -> dict[str, int]:

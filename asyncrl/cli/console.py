@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec, has_axes_of_image, has_shape_of_image
+from asyncrl.models.sizes import conv_architecture
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, print_line
@@ -36,6 +39,8 @@ class Console(ProgressBar):
         super().on_start(run)
         if not run.config.quiet:
             self.on_message(run, f"run {shown_path(run.folder)}")
+            if (schedules := run.plan.schedules_text) is not None:
+                self.on_message(run, f"schedules {schedules}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
         super().on_end(run, summary)
@@ -80,10 +85,12 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         drop_output()
 
 
-def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder) -> None:
+def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder, with_details: bool = True) -> None:
     """Prints the failure and the command that resumes the run on standard error."""
-    print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
-    print(f"error: {failure.summary} (logs: {shown_path(folder.logs)})", file=sys.stderr)
+    if with_details and failure.details:
+        print(failure.details, file=sys.stderr)
+    above = "" if with_details else "traceback above; "
+    print(f"error: {failure.summary} ({above}logs: {shown_path(folder.logs)})", file=sys.stderr)
     if (newest := latest(checkpoints_of(folder.path))) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, folder.path.name))
         print(f"The last checkpoint is {shown_path(newest)}. To resume from it: {command}", file=sys.stderr)
@@ -166,6 +173,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
             environments += f" on {', '.join(plan.inference_devices)}"
     lines["environments"] = environments
     lines |= _sample_lines(plan)
+    if (schedules := plan.schedules_text) is not None:
+        lines["schedules"] = schedules
     memory = "unknown (the environment could not be loaded)"
     if arena_bytes is not None:
         of_ranks = f" for the {plan.num_local_ranks} ranks of this machine" if plan.num_local_ranks > 1 else ""
@@ -211,6 +220,27 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
         "updates": f"{plan.updates_per_dataset} in each iteration, {plan.num_updates:,} in the run "
         f"({_count(plan.num_datasets, 'iteration')})",
     }
+
+
+def format_networks(spec: EnvSpec, config: TrainConfig) -> str:
+    """Which network reads each part of an observation, and how to change it; one line for each part."""
+    own = [f"--{name}={getattr(config, name)}" for name in ("model", "encoder") if getattr(config, name) != "default"]
+    if own or config.algorithm.name not in BUILT_IN:
+        return f"{'networks:':<15} chosen by {own[0] if own else f'--algo={config.algo}'}"
+    perceptron = "networks of blocks" if config.is_off_policy and config.has_blocks else "a perceptron"
+    parts = dict.fromkeys(part for kind in spec.kinds for part in kind.observation.parts if part.kind != "mask")
+    lines = []
+    for part in parts:
+        if part.kind == "image" and has_shape_of_image(part.shape, part.channels):
+            change = f"; {perceptron} if a wrapper gives it another dtype than uint8"
+        elif part.has_pixels:
+            change = f"; {perceptron} without --image_keys"
+        else:
+            is_array = part.kind == "numbers" and has_axes_of_image(part.shape)
+            change = f"; convolutions with --image_keys={part.name}" if is_array else ""
+        network = f"convolutions ({conv_architecture(part, config)})" if part.has_pixels else perceptron
+        lines.append(f"{part.name}: {network}{change}")
+    return "\n".join(f"{'' if number else 'networks:':<15} {line}" for number, line in enumerate(lines))
 
 
 def command_text(module: str, *arguments: str) -> str:

@@ -9,25 +9,23 @@ from collections.abc import Sequence
 
 import asyncrl
 from asyncrl.config.flags import nearest_hint
+from asyncrl.config.hooks import hooks
 from asyncrl.config.settings import all_settings
 from asyncrl.runtime.ending import end_process
+from asyncrl.runtime.reader import escape_unknown_characters
 
 COMMANDS = {
     "train": "train a policy, or resume a run",
     "validate": "check the settings of a run and show what it would need",
     "evaluate": "play a trained policy for a fixed number of episodes",
     "enjoy": "show a trained policy in a window, or write a video of it",
-    "export": "write a trained policy to one file that runs without asyncrl",
     "benchmark": "measure sync against async, in speed and returns",
-    "launch": "make the runs of a grid of settings and seeds, several at a time, with one table at the end",
-    "sweep": "search good settings for an environment",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
-    "report": "write one HTML page about runs: curves, settings, faults, machine, video",
-    "push": "upload a run to the Hugging Face Hub",
-    "pull": "download a run from the Hugging Face Hub",
+    **{name: what for name, (_, what) in hooks("COMMANDS").items()},
     "doctor": "look at this machine, train for ten seconds, and say what to change",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
 }
+_WITH_SETTINGS = ("train", "validate", "benchmark")  # have the flags of training
 _PLAYING = ("evaluate", "enjoy")  # make environments in their own process
 _SHELLS = ("bash", "zsh")
 _COMPLETION = """\
@@ -35,7 +33,7 @@ _asyncrl() {{
   local words="{commands}"
   if [ "$COMP_CWORD" -gt 1 ]; then
     case "${{COMP_WORDS[1]}}" in
-      train|validate|benchmark|sweep) words="{settings}" ;;
+      {with_settings}) words="{settings}" ;;
       completion) words="{shells}" ;;
       *) words="" ;;
     esac
@@ -62,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if name == "completion":
         return _print_completion(rest)
-    module = importlib.import_module(f"asyncrl.{name}")
+    module = importlib.import_module(hooks("COMMANDS").get(name, (f"asyncrl.{name}", ""))[0])
     if argv is None:
+        escape_unknown_characters()
         sys.argv = [f"asyncrl {name}", *rest]
         if sys.path[:1] not in ([""], [os.getcwd()]):
             sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
@@ -80,5 +79,8 @@ def _print_completion(arguments: Sequence[str]) -> int:
     if arguments[0] == "zsh":
         print("autoload -U +X bashcompinit && bashcompinit")
     flags = (f"--{name}" + ("" if setting.is_bool else "=") for name, setting in all_settings().items())
-    print(_COMPLETION.format(commands=" ".join(COMMANDS), settings=" ".join(flags), shells=" ".join(_SHELLS)))
+    added = (name for name, words in hooks("COMPLETIONS").items() if words == "settings")
+    with_settings = "|".join((*_WITH_SETTINGS, *added))
+    commands, settings, shells = " ".join(COMMANDS), " ".join(flags), " ".join(_SHELLS)
+    print(_COMPLETION.format(commands=commands, with_settings=with_settings, settings=settings, shells=shells))
     return 0

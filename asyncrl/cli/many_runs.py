@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from asyncrl.config.errors import UsageError
+from asyncrl.runtime.reader import start_dropping_unread_output, stop_dropping_unread_output, write_from_handler
 from asyncrl.runtime.signals import STOPPING, is_same_request
 
 
@@ -40,15 +40,14 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
         if requests and is_same_request(number, requests[-1][0], now - requests[-1][1]):
             return
         requests.append((number, now))
-        # The handler may have interrupted a print, so it does not use Python's buffers.
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nstopping all runs, which save first; Ctrl-C again kills them\n")
+        write_from_handler("\nstopping all runs, which save first; Ctrl-C again kills them\n")
         raise _Stopped(number)
 
     previous = {number: signal.signal(number, stop_work) for number in numbers}
     try:
         return work()
     except UsageError as error:
+        start_dropping_unread_output()
         print(*(f"error: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
@@ -56,5 +55,6 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
             print(if_stopped, file=sys.stderr, flush=True)
         return stop.exit_code if isinstance(stop, _Stopped) else 130
     finally:
+        stop_dropping_unread_output()
         for number, handler in previous.items():
             signal.signal(number, handler)

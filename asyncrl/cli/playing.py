@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks, load
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import Player, make_checked_env
 from asyncrl.evaluation.matches import RandomPlayer, load_players, same_spaces
 from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import find_checkpoint, find_pool
+from asyncrl.runtime.locating import find_checkpoint
 
 
 def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -
     config = policy.config.model_copy(update=changed)
     made = make_checked_env(config)
     try:
-        spec = read_spec(made, config.env_id, config.image_channels)
+        spec = read_spec(made, config.env_id, config.image_channels, config.image_keys)
     finally:
         made.close()
     if not same_spaces(spec, policy.spec):
@@ -51,7 +51,7 @@ def load_opponents(
     Args:
         policy: the policy that plays against them.
         checkpoint: where it was loaded from.
-        names: random, runs and checkpoints, and pool for all members of the run's self-play pool.
+        names: names of `asyncrl.cli.opponents`.
         train_dir: folder of runs that are named without a path.
         device: device of the opponents.
         seed: seed of their sampled actions; each gets another one.
@@ -60,9 +60,10 @@ def load_opponents(
         UsageError: the environment has one agent, or there is no such opponent, or it has other spaces.
     """
     found: dict[str, Path | None] = {}
+    named = hooks("OPPONENTS")
     for name in filter(None, map(str.strip, names.split(","))):
-        if name == "pool":
-            found |= {f"pool {checkpoints.saved_env_steps(member):,}": member for member in find_pool(checkpoint)}
+        if name in named:
+            found |= load(named[name][0])(checkpoint)
         else:
             found[name] = None if name == "random" else find_checkpoint(name, train_dir=train_dir)
     if not policy.spec.agents:

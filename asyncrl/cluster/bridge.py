@@ -183,7 +183,7 @@ class PoolBridge:
         news = self._channel.read(self._block, self._publication)
         if news is not None:
             self._publication = news.number
-            self._publishing = self._call("publish", *news, self._block.copy())
+            self._publishing = self._call("publish", *news, self._block.copy(), self._control.steps_by_time)
 
     def _unpack(self, parcel: Parcel) -> None:
         """Writes the slots, rows or gradients of a parcel into the arena."""
@@ -259,6 +259,7 @@ def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Wa
         arena=arena,
         workers=workers,
         seed_steps=setup.seed_steps,
+        attempts=setup.attempts,
         has_finished_episode=control.has_finished_episode,
         training_info=control.newest_training_info,
         num_rows=num_rows,

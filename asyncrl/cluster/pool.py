@@ -67,6 +67,7 @@ class PoolStart:
         training_info: what the environments are told; None if nothing was sent.
         num_rows: with a replay, rows of each split of the pool that the learner has.
         states: of its workers, if they compute gradients.
+        attempts: how often the run and this pool were started again, see `RunSetup`.
     """
 
     config: TrainConfig
@@ -80,6 +81,7 @@ class PoolStart:
     training_info: TrainingInfo | None
     num_rows: Mapping[int, int] | None = None
     states: Sequence[WorkerState] | None = None
+    attempts: tuple[int, ...] = (0,)
 
 
 class Pool:
@@ -95,7 +97,8 @@ class Pool:
             text = f"a pool needs an x86-64 processor, and that of {socket.gethostname()} is {platform.machine()}"
             raise RunFailed(text, is_final=True)
         arena, self._workers = Arena.create(start.arena), start.workers
-        setup = RunSetup(start.config, start.plan, start.spec, arena, Path(), None, start.seed_steps, start.rank)
+        parts = start.config, start.plan, start.spec, arena, Path(), None, start.seed_steps, start.rank
+        setup = RunSetup(*parts, attempts=(*start.attempts, 0))  # its workers add their own restarts
         self._control = setup.control
         self._control.has_finished_episode = start.has_finished_episode
         if start.training_info is not None:
@@ -127,8 +130,14 @@ class Pool:
         for thread in self._threads:
             thread.start()
 
-    def publish(self, number: int, version: int, env_steps: int, block: npt.NDArray[np.float32]) -> float:
-        """Passes the learner's publication `number` on to the workers; returns this machine's time."""
+    def publish(
+        self, number: int, version: int, env_steps: int, block: npt.NDArray[np.float32], steps_by_time: int
+    ) -> float:
+        """Passes the learner's publication `number` on to the workers; returns this machine's time.
+
+        `steps_by_time` is the learner's word of this name, for workers that train.
+        """
+        self._control.steps_by_time = steps_by_time
         self._channel.publish(block, version, env_steps)
         self._sender.note_publication(number)
         return time.monotonic()

@@ -5,13 +5,13 @@ This module imports no torch. So the records of the package name their functions
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import Problem, UsageError
+from asyncrl.config.hooks import load
 from asyncrl.config.user_modules import import_user_module
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ _algorithms = {
         Algorithm(
             "ppo",
             loss="asyncrl.algorithms.ppo:ppo_loss",
-            array_policy_loss="asyncrl.algorithms.ppo:array_policy_loss",
+            array_policy_loss="asyncrl.learner.fast.array_losses:ppo_policy_loss",
             uses_ratio=True,
             fits_cuda_graph=True,
             runs_on_hogwild=True,
@@ -165,7 +165,7 @@ _algorithms = {
             # Without a ratio to clip, samples are used once, in larger minibatches.
             defaults={"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1, "target_kl": None},
             loss="asyncrl.algorithms.a2c:a2c_loss",
-            array_policy_loss="asyncrl.algorithms.a2c:array_policy_loss",
+            array_policy_loss="asyncrl.learner.fast.array_losses:a2c_policy_loss",
             fits_cuda_graph=True,
             runs_on_hogwild=True,
         ),
@@ -276,6 +276,5 @@ def imported(function: Function | None) -> Callable[..., Any]:
     """The function itself, of one that a record gives or names."""
     if callable(function):
         return function
-    module, _, name = str(function).partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    loaded: Callable[..., Any] = load(str(function))
     return loaded

@@ -55,6 +55,6 @@ def _quotas(folder: Path) -> Iterator[float]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import platform
 import re
 from collections.abc import Iterator, Mapping
 
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError, make_problem
-from asyncrl.config.flags import multiples_as_flags, refused_value
+from asyncrl.config.flags import divisor_near, multiples_as_flags, refused_value
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import (
     MOST_PROCESSES,
-    PLACES_OF_A_WORKER,
-    HogwildPlan,
     ResourcePlan,
-    most_gradients_to_combine,
 )
-from asyncrl.config.policy_checks import policy_problems, population_problems, self_play_problems
-from asyncrl.config.replay_checks import replay_problems, without_blocks
-from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
+from asyncrl.config.policy_checks import policy_problems
+from asyncrl.config.replay_checks import without_blocks
+from asyncrl.config.schema import TrainConfig
 
 
 def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> list[Problem]:
@@ -40,8 +37,6 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *_device_of_each_rank(config, plan, machine),
         *_workers(config, plan),
         *_processor(plan, machine),
-        *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
-        *(replay_problems(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config, plan),
         *_critic_only_keys(config),
         *(_state_dependent_exploration(config, plan) if config.use_sde else ()),
@@ -49,8 +44,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *policy_problems(config, plan),
         *_learning_of_policies(config, plan),
-        *(self_play_problems(config, plan) if config.self_play else ()),
-        *(population_problems(config, plan) if config.with_pbt else ()),
+        *(problem for rule in hooks("RULES").values() for problem in load(rule)(config, plan)),
         *(_cluster(config, plan) if plan.num_remote_hosts > 0 else ()),
     ]
 
@@ -61,17 +55,6 @@ def _environment(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         if config.experiment is not None and config.restart_behavior == "resume":
             text += f", and there is no run {config.experiment!r} in {config.train_dir} to resume"
         yield make_problem("env", f"{text}.", "--env=CartPole-v1", "--env=Humanoid-v5")
-    if plan.steps_tensors:
-        wrong = {
-            name: value for name, value in NEEDED_BY_TENSORS.items() if getattr(config, name) not in (value, "auto")
-        }
-        if wrong:
-            text = "--env_backend=tensor steps environments and trains in turn, in one process on one device."
-            flags = " ".join(f"--{name}={value}" for name, value in wrong.items())
-            yield Problem((*wrong, "env_backend"), text, (flags, "without these flags"))
-        if plan.replay is not None and plan.replay.is_prioritized:
-            text = "--prioritized_replay=True needs a replay in shared memory; one on the device has no priorities."
-            yield make_problem("prioritized_replay env_backend", text, "--prioritized_replay=False")
 
 
 def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
@@ -137,7 +120,7 @@ def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         )
         fitting = (
             *multiples_as_flags("num_envs_per_worker", envs, splits),
-            f"--worker_num_splits={_divisor_near(envs, splits)}",
+            f"--worker_num_splits={divisor_near(envs, splits)}",
         )
         yield make_problem("num_envs_per_worker worker_num_splits", text, *fitting)
     if len(plan.inference_devices) > plan.num_inference_workers:
@@ -156,102 +139,6 @@ def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             fewer = ",".join(config.inference_devices[: plan.num_workers])
             instead = [f"--num_workers={plan.num_inference_workers}", f"--inference_devices={fewer}"]
         yield make_problem("num_inference_workers", text, *instead)
-
-
-def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:
-    if not config.algorithm.runs_on_hogwild:
-        text = f"--backend=hogwild trains PPO, A2C (A3C) and SAC, not {config.algorithm.name.upper()}."
-        yield make_problem("backend algo", text, "--algo=a2c", "--algo=sac", "--backend=actor_learner")
-    if config.inference_mode == "central":
-        text = "--inference_mode=central cannot be used with --backend=hogwild: its workers compute actions themselves."
-        yield make_problem("inference_mode backend", text, "--inference_mode=local")
-    if config.lr_schedule.startswith("kl_adaptive"):
-        text = f"--lr_schedule={config.lr_schedule} cannot be used with --backend=hogwild."
-        yield make_problem("lr_schedule backend", text, "--lr_schedule=constant", "--lr_schedule=linear_decay")
-    samples = plan.num_envs_per_worker * plan.rollout
-    if not config.is_off_policy and config.normalize_advantage and samples < 2:
-        text = "--normalize_advantage=True needs two samples in an update; one environment with --rollout=1 gives one."
-        yield make_problem("rollout num_envs_per_worker normalize_advantage", text, "--rollout=2")
-    of_a_pool = plan.num_workers_per_remote_host
-    most = most_gradients_to_combine(plan.num_workers, of_a_pool)
-    if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
-        gone = "a pool may be gone" if 1 < of_a_pool < plan.num_workers else "one may hang"
-        text = (
-            f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is too large: each of {plan.num_workers} "
-            f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and {gone}, which leaves {most}."
-        )
-        yield make_problem("num_gradients_to_combine num_workers", text, f"--num_gradients_to_combine={most}")
-    if config.save_replay:
-        text = "--save_replay is not available with --backend=hogwild: each worker's replay is in its private memory."
-        yield make_problem("save_replay backend", text, "--save_replay=False")
-    for name in ("checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
-        if getattr(config, name):
-            text = f"--{name} is not available with --backend=hogwild."
-            yield Problem((name, "backend"), text, (f"--{name}={TrainConfig.model_fields[name].default}",))
-
-
-def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.hogwild is not None:
-        return
-    if not plan.async_rl or plan.fixed_lag:
-        if not plan.has_slot_pools:  # an iteration of several policies is a number of whole slots anyway
-            yield from _whole_rounds(config, plan)
-    elif plan.batch_size % plan.rollout:
-        text = (
-            f"Asynchronous training needs batch_size to be a multiple of rollout: {plan.batch_size} / {plan.rollout} = "
-            f"{plan.batch_size / plan.rollout:.4g}."
-        )
-        near = f"--rollout={_divisor_near(plan.batch_size, plan.rollout)}"
-        yield make_problem(
-            "batch_size rollout", text, *multiples_as_flags("batch_size", plan.batch_size, plan.rollout), near
-        )
-    yield from _lag(plan)
-
-
-def _whole_rounds(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """Sync and fixed lag: a dataset is a whole number of rollouts of all environments."""
-    unit = plan.num_envs * plan.num_agents * plan.rollout
-    if plan.dataset_size % unit == 0:
-        return
-    mode = "--fixed_lag=True" if plan.fixed_lag else "Synchronous training"
-    agents, count = (" x agents", f" x {plan.num_agents}") if plan.num_agents > 1 else ("", "")
-    text = (
-        f"{mode} needs batch_size x num_batches_per_epoch to be a multiple of "
-        f"num_workers x num_envs_per_worker{agents} x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
-        f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker}{count} x "
-        f"{plan.rollout} = {unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
-    )
-    # Values that are auto adapt to the suggestion; it must fit the given ones.
-    step = plan.rollout * plan.num_agents
-    step *= 1 if config.num_workers == "auto" else plan.num_workers
-    step *= 1 if config.num_envs_per_worker == "auto" else plan.num_envs_per_worker
-    yield make_problem(
-        "batch_size num_batches_per_epoch num_workers num_envs_per_worker rollout",
-        text,
-        *multiples_as_flags("batch_size", plan.batch_size, step // math.gcd(step, plan.num_batches_per_epoch)),
-        *multiples_as_flags(
-            "num_batches_per_epoch", plan.num_batches_per_epoch, step // math.gcd(step, plan.batch_size)
-        ),
-    )
-
-
-def _lag(plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.fixed_lag and plan.debug_forced_lag:
-        text = f"--fixed_lag=True is a lag of one dataset, and --debug_forced_lag={plan.debug_forced_lag} another one."
-        yield make_problem("fixed_lag debug_forced_lag", text, "--fixed_lag=False", "--debug_forced_lag=0")
-    elif plan.fixed_lag and plan.max_policy_lag < plan.steady_lag_bound:
-        text = (
-            f"--fixed_lag=True makes samples {plan.steady_lag_bound} optimizer steps old, but "
-            f"--max_policy_lag={plan.max_policy_lag} drops samples of that age: nothing would be trained."
-        )
-        yield make_problem("fixed_lag max_policy_lag", text, f"--max_policy_lag={plan.steady_lag_bound}")
-    if plan.forced_lag > plan.max_policy_lag:
-        text = (
-            f"--debug_forced_lag={plan.debug_forced_lag} makes every sample {plan.forced_lag} optimizer steps old "
-            f"(weights are published every {plan.num_batches_per_epoch}), but --max_policy_lag={plan.max_policy_lag} "
-            "drops samples of that age: nothing would be trained."
-        )
-        yield make_problem("debug_forced_lag max_policy_lag", text, f"--max_policy_lag={plan.steady_lag_bound}")
 
 
 def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -339,7 +226,6 @@ def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Ite
         ),
         "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym_vector"),
         "num_policies": (config.num_policies > 1, f"--num_policies={config.num_policies}", "--num_policies=1"),
-        "self_play": (config.self_play, "--self_play=True", "--self_play=False"),
     }
     yield from _not_together("use_sde", "--use_sde=True", "--use_sde=False", others)
     if config.sde_sample_freq == 0:
@@ -394,16 +280,10 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield make_problem("max_learner_restarts", text, "torchrun --max-restarts")
 
 
-def _divisor_near(number: int, wanted: int) -> int:
-    """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
-    return min((count for count in range(1, number + 1) if number % count == 0), key=lambda count: abs(count - wanted))
-
-
 def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """What pools of rollout workers on other machines cannot do."""
     given, off = "--cluster=ray", "--cluster=none"
     others = {
-        "her_goals": (plan.replay is not None and plan.replay.her_goals > 0, "--her_goals", "--her_goals=0"),
         "use_rnn": (
             plan.replay is not None and config.use_rnn,
             f"--use_rnn=True of --algo={config.algo}",
@@ -414,11 +294,6 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             f"--hogwild_mode={plan.hogwild.mode if plan.hogwild else ''}, whose workers share memory",
             "--hogwild_mode=gradients",
         ),
-        "algo": (
-            plan.hogwild is not None and plan.replay is not None,
-            f"--backend=hogwild --algo={config.algo}",
-            "--backend=actor_learner",
-        ),
         "device": (
             plan.hogwild is not None and plan.device != "cpu",
             f"--backend=hogwild --device={config.device}",
@@ -427,7 +302,6 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
         "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),
         "num_policies": (plan.num_policies > 1, f"--num_policies={plan.num_policies}", "--num_policies=1"),
-        "self_play": (config.self_play, "--self_play=True", "--self_play=False"),
         "inference_mode": (config.inference_mode == "central", "--inference_mode=central", "--inference_mode=local"),
     }
     yield from _not_together("cluster", given, off, others)

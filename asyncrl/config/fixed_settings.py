@@ -11,32 +11,17 @@ from asyncrl.config.dependencies import missing_for
 from asyncrl.config.flags import format_value
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 
-FIXED = (
-    *("env", "algo", "critic", "num_critics", "critic_layer_norm", "dueling", "encoder", "core", "model"),
-    *("critic_mlp_layers", "residual_blocks", "hyperspherical_weights", "batch_renorm", "use_target_critics"),
-    *("value_bins", "value_limit", "normalize_rewards"),
-    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
-    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
-    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "use_sde", "critic_only_keys"),
-    *("action_unit", "squash_actions", "normalize_input", "normalize_images", "normalize_returns", "num_policies"),
-)
+
+def _fixed(*kinds: str) -> tuple[str, ...]:
+    fields = TrainConfig.model_fields.items()
+    extras = {name: field.json_schema_extra for name, field in fields}
+    return tuple(name for name, extra in extras.items() if isinstance(extra, dict) and extra["fixed"] in kinds)
+
+
+FIXED = _fixed("run", "networks")
 """Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
 
-OF_NETWORKS = {
-    *(
-        "critic",
-        "num_critics",
-        "critic_layer_norm",
-        "dueling",
-        "critic_mlp_layers",
-        "residual_blocks",
-        "hyperspherical_weights",
-    ),
-    *("batch_renorm", "use_target_critics", "value_bins", "value_limit", "normalize_rewards"),
-    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
-    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
-    *("actor_critic_share_weights", "adaptive_stddev", "use_sde", "critic_only_keys"),
-}
+OF_NETWORKS = set(_fixed("networks"))
 """Those of `FIXED` with which a new run takes from a checkpoint the tensors of the policy that fit."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from asyncrl.config.errors import Problem
-from asyncrl.config.other_names import OTHER_NAMES, OTHER_VALUES, explain_name
+from asyncrl.config.other_names import explain_name, other_meaning, other_names
 from asyncrl.config.settings import SECTION_TITLES, Setting, expected_values
 
 _TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
@@ -180,7 +180,7 @@ def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -
     known = list(known)
     explained = explain_name(name, known)
     if explained is not None:
-        return Problem(tuple(filter(None, [OTHER_NAMES[name].setting])), f"{text}: {explained}.")
+        return Problem(tuple(filter(None, [other_names()[name].setting])), f"{text}: {explained}.")
     near = nearest(name, known)
     return Problem((near,), f"{text}; the nearest is {prefix}{near}.") if near else Problem((), f"{text}.")
 
@@ -195,7 +195,7 @@ def refused_value(name: str, value: Any, expected: str, where: str = "--", reaso
         where: written before the name: `--`, or the file that has the value.
         reason: why, if there is more to say than what is expected.
     """
-    meant = OTHER_VALUES.get((name, str(value).lower()))
+    meant = other_meaning(name, str(value))
     if meant is None and isinstance(value, str) and "one of " in expected:
         near = nearest(value.lower(), expected.replace("one of ", "").replace(" or ", ", ").split(", "))
         meant = near and f"the nearest is {near}"
@@ -313,3 +313,8 @@ def multiples_as_flags(name: str, value: int, step: int) -> list[str]:
     """The multiples of `step` next to `value`, above 0, as flags."""
     below = value // step * step
     return [f"--{name}={multiple}" for multiple in (below, below + step) if multiple > 0]
+
+
+def divisor_near(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
+    return min((count for count in range(1, number + 1) if number % count == 0), key=lambda count: abs(count - wanted))

@@ -6,6 +6,7 @@ Values are read and checked here and not by a command-line library; `docs/archit
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from asyncrl.config.flags import (
     unknown_name,
 )
 from asyncrl.config.machine import Machine
-from asyncrl.config.presets import preset_for, read_preset
+from asyncrl.config.presets import Preset, preset_for, preset_names, read_preset
 from asyncrl.config.schema import NEEDED_BY_TENSORS, OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings, read_mapping, read_saved_values, read_scalar
 
@@ -47,18 +48,30 @@ class LoadedConfig:
             `saved run`, `file PATH`, `flag` or `argument`.
         preset: name of the preset; None without one.
         preset_path: its file.
+        preset_reason: why there is this preset, or none.
         cli: value of each extra flag: bool for a switch, text or None otherwise.
         saved: the settings with which the run was last started, if it is resumed.
         problems: mistakes that a lenient load replaced by defaults; empty after a strict one.
+        merge_again: merges the layers again, with the preset for `made_of`, if `keeps_spaces` (see `EnvSpec`); None if
+            the preset does not depend on the environment.
     """
 
     config: TrainConfig
     origins: dict[str, str]
     preset: str | None = None
     preset_path: Path | None = None
+    preset_reason: str = ""
     cli: dict[str, Any] = field(default_factory=dict)
     saved: TrainConfig | None = None
     problems: tuple[Problem, ...] = ()
+    merge_again: Callable[[str, bool], LoadedConfig] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def preset_sentence(self) -> str:
+        """The preset and how to have another one."""
+        if self.preset is not None:
+            return f"preset {self.preset} ({self.preset_path}){self.preset_reason}; --preset=none turns it off"
+        return f"preset none{self.preset_reason}; --preset=NAME chooses one: {', '.join(preset_names())}"
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -214,11 +227,16 @@ def _merge(
     find_saved: FindSaved | None,
     cli: dict[str, Any],
     of_policies: Mapping[int, Mapping[str, Any]] = MappingProxyType({}),
+    made_of: str = "",
+    keeps_spaces: bool = True,
 ) -> LoadedConfig:
     """Merges all layers: those in `given`, by origin, override the others, and later ones earlier ones.
 
-    `of_policies` are flags of single policies, which change the last value of `policies` and do not replace it.
+    `of_policies` are flags of single policies, which change the last value of `policies` and do not replace it. The
+    preset follows from the id, and from what the environment is `made_of` once that is known.
     """
+    merge_again = functools.partial(_merge, layers, given, preset_name, find_saved, cli, of_policies)
+    layers = _Layers(problems=[*layers.problems])
     wanted = {name: value for values in given.values() for name, value in values.items()}
     saved = None if find_saved is None else _read_saved(wanted, find_saved, layers)
     if of_policies:
@@ -238,15 +256,16 @@ def _merge(
         kept = saved.model_dump(mode="json", exclude=set(OF_ONE_START))
         layers.put({name: value for name, value in kept.items() if name in settings}, "saved run", settings)
     preset = None
+    family = env_id if not made_of else made_of if keeps_spaces else ""
     try:
         if preset_name is None and saved is None:
-            preset = preset_for(env_id)
+            preset = preset_for(family)
         elif preset_name is not None and preset_name.lower() != "none":
             preset = read_preset(preset_name)
     except UsageError as error:
         layers.problems.append(Problem(("preset",), str(error)))
     if preset is not None:
-        of_preset = preset.values(env_id, algorithm, backend)
+        of_preset = preset.values(family, algorithm, backend)
         if not of_preset and not preset.envs:
             text = f"--preset={preset.name} has no values for --algo={algo}."
             algorithms = tuple(f"--algo={each}" for each in preset.for_algo)
@@ -269,10 +288,24 @@ def _merge(
         origins={name: layers.origins.get(name, "default") for name in settings},
         preset=preset.name if preset else None,
         preset_path=preset.path if preset else None,
+        preset_reason="" if preset_name is not None else _preset_reason(env_id, made_of, preset, saved is not None),
         cli=cli,
         saved=saved,
         problems=tuple(layers.problems),
+        merge_again=merge_again if preset is not None or (preset_name is None and saved is None) else None,
     )
+
+
+def _preset_reason(env_id: str, made_of: str, preset: Preset | None, is_resumed: bool) -> str:
+    """Why a run has this preset, or none, as the end of its name; empty where the environment's own id says it."""
+    is_other = made_of not in ("", env_id, env_id.partition(":")[2])
+    if is_resumed:
+        return ": a resumed run keeps its settings"
+    if preset is not None:
+        return f" for {made_of}, which {env_id} makes" if is_other else ""
+    if preset_for(made_of) is not None:
+        return f": {env_id} makes {made_of} with other spaces, and its preset is for the original ones"
+    return f": no preset is for {env_id}" + (f", which makes {made_of}" if is_other else "")
 
 
 def _trains_on_gpu(wanted: Mapping[str, Any]) -> bool:

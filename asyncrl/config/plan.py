@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.machine import Machine
+from asyncrl.config.replay_kinds import PLAIN, ReplayKind, replay_kind
 
 if TYPE_CHECKING:  # roles that only read a plan need no pydantic
     from asyncrl.config.schema import TrainConfig
@@ -50,7 +51,7 @@ class ReplayPlan:
         updates_per_env_step: updates for each environment step after that.
         tolerance: updates by which the learner may fall behind, in addition to two steps of every environment.
         is_prioritized: whether transitions are drawn by priority.
-        her_goals: other goals that are stored with each step.
+        kind: what is stored with each step, what writes it and what samples it.
     """
 
     size: int
@@ -58,7 +59,7 @@ class ReplayPlan:
     updates_per_env_step: float
     tolerance: float
     is_prioritized: bool = False
-    her_goals: int = 0
+    kind: ReplayKind = PLAIN
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class ResourcePlan:
         num_batches_to_accumulate: datasets that may wait or be in training, A.
         fixed_lag: whether a dataset is collected as a whole while the previous one is trained.
         max_policy_lag, debug_forced_lag: in policy versions.
-        train_for_env_steps: environment steps of the whole run.
+        train_for_env_steps, train_for_seconds: limits of the whole run.
         rnn_state_size: size of one environment's recurrent state, of actor and critic together, with a replay of the
             actor alone; 0 without one.
         recurrence: steps of one training sequence; divides `rollout`, or with a replay `batch_size`.
@@ -123,7 +124,7 @@ class ResourcePlan:
         num_eval_envs: environments of tensors that evaluate, beside those that train; of one rank.
         num_agents: agents of each environment.
         num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
-        num_opponents: frozen policies that play and never train, at most; 0 without self-play.
+        num_opponents: frozen policies that play and never train, at most.
         num_remote_hosts: pools of rollout workers on other machines.
         num_workers_per_remote_host: rollout workers of each pool.
         remote_slots_in_flight: slots that each split of a pool holds at a time in async.
@@ -148,6 +149,7 @@ class ResourcePlan:
     max_policy_lag: int
     debug_forced_lag: int
     train_for_env_steps: int
+    train_for_seconds: float | None = None
     fixed_lag: bool = False
     num_ranks: int = 1
     num_local_ranks: int = 1
@@ -281,16 +283,22 @@ class ResourcePlan:
         """Optimizer steps of the whole run."""
         if self.replay is not None:
             steps = max(0, self.train_for_env_steps // self.num_ranks - self.replay.warmup_env_steps)
-            combined = 1
-            if self.hogwild is not None and self.hogwild.mode == "gradients":
-                combined = self.hogwild.num_gradients_to_combine
-            return math.floor(steps * self.replay.updates_per_env_step / combined)
+            return math.floor(steps * self.replay.updates_per_env_step)
         if self.hogwild is not None:
             samples = self.num_envs_per_worker * self.rollout
             if self.hogwild.mode == "gradients":
                 samples *= self.hogwild.num_gradients_to_combine
             return self.train_for_env_steps * self.hogwild.num_gradients_of_rollout // samples
         return self.num_datasets * self.updates_per_dataset
+
+    @property
+    def schedules_text(self) -> str | None:
+        """Which limit schedules follow, in words; None if only steps limit the run."""
+        steps, seconds = self.train_for_env_steps, self.train_for_seconds
+        if seconds is None:
+            return None
+        rate = steps / seconds
+        return f"follow the nearer limit: {seconds:,g} seconds below {rate:,.0f} steps/s, {steps:,} steps above it"
 
     @property
     def forced_lag(self) -> int:
@@ -419,6 +427,7 @@ def resolve(
         max_policy_lag=config.max_policy_lag,
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
+        train_for_seconds=config.train_for_seconds,
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
         recurrence=recurrence,
         replay=_replay(config, num_workers * num_envs, recurrence),
@@ -427,7 +436,7 @@ def resolve(
         num_eval_envs=_num_eval_envs(config),
         num_agents=num_agents,
         num_policies=config.num_policies,
-        num_opponents=config.self_play_pool_size if config.self_play else 0,
+        num_opponents=0 if config.opponents is None else config.opponents.most,
         num_remote_hosts=num_remote_hosts,
         num_workers_per_remote_host=config.num_workers_per_remote_host if num_remote_hosts > 0 else 0,
         remote_slots_in_flight=config.remote_slots_in_flight if num_remote_hosts > 0 else 1,
@@ -479,7 +488,7 @@ def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan |
         config.updates_per_env_step,
         tolerance,
         is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,
-        her_goals=config.her_goals,
+        kind=replay_kind(config),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rules about the settings of several policies, self-play and populations: what cannot be combined."""
+"""Rules about the settings of several policies: what cannot be combined."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
 
-_OF_ONE_POLICY = ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets")
+OF_ONE_POLICY = ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets")
 """Settings of runs that train one policy, alone."""
 _OF_ALL_POLICIES = (
-    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels"),
+    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels", "image_keys"),
     *("action_unit", "squash_actions", "use_sde"),
 )
 """Settings of learning and of the model that a policy cannot have for itself: all share rows, and how workers act."""
@@ -28,7 +28,7 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
         return
     count = f"--num_policies={config.num_policies}"
     one = "--num_policies=1"
-    yield from _refused_with(config, plan, "num_policies", count, one, "each rank would train all of them")
+    yield from refused_with(config, plan, "num_policies", count, one, "each rank would train all of them")
     known = {
         name: setting
         for name, setting in all_settings(type(config)).items()
@@ -56,10 +56,19 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
                 yield dataclasses.replace(problem, settings=("policies",))
 
 
-def _refused_with(
+def refused_with(
     config: TrainConfig, plan: ResourcePlan, name: str, given: str, off: str, of_ranks: str
 ) -> Iterator[Problem]:
-    """What neither several policies nor self-play can be combined with; `of_ranks` says why not with several ranks."""
+    """What runs whose columns are played by several policies cannot be combined with.
+
+    Args:
+        config: the settings.
+        plan: the resources resolved from them.
+        name: the setting of which the policies are several.
+        given: its flag.
+        off: the flag that gives one policy.
+        of_ranks: why it is refused with several ranks.
+    """
     if config.is_off_policy:
         yield make_problem(f"{name} algo", f"{given} cannot be used with --algo={config.algo}.", off, "--algo=ppo")
     if config.backend == "hogwild":
@@ -68,63 +77,7 @@ def _refused_with(
         yield make_problem(f"{name} env_backend", f"{given} cannot be used with --env_backend=tensor.", off)
     if plan.num_ranks > 1:
         yield make_problem(name, f"{given} cannot be used with torchrun: {of_ranks}.", off)
-    for other in _OF_ONE_POLICY:
+    for other in OF_ONE_POLICY:
         if getattr(config, other):
             default = f"--{other}={TrainConfig.model_fields[other].default}"
             yield make_problem(f"{other} {name}", f"--{other} is not available with {given}.", default)
-
-
-def self_play_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """What self-play cannot be combined with."""
-    given, off = "--self_play=True", "--self_play=False"
-    yield from _refused_with(config, plan, "self_play", given, off, "each rank would have a pool")
-    if config.num_policies > 1:
-        text = f"{given} trains one policy against its own earlier versions, not --num_policies={config.num_policies}."
-        yield make_problem("self_play num_policies", text, "--num_policies=1", off)
-    if config.with_pbt:
-        text = f"{given} cannot be used with --with_pbt=True: returns against different opponents cannot be compared."
-        yield make_problem("self_play with_pbt", text, "--with_pbt=False", off)
-    if config.policy_mapping != "auto":
-        text = f"{given} draws who plays an agent, so --policy_mapping={config.policy_mapping} has no effect."
-        yield make_problem("self_play policy_mapping", text, "--policy_mapping=auto", off)
-    if config.save_best_metric == "train":
-        text = f"With {given} training returns depend on the opponents: --save_best_metric=train cannot compare them."
-        yield make_problem("save_best_metric self_play", text, "--save_best_metric=auto", off)
-
-
-def population_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """What population-based training needs, and what it cannot be combined with."""
-    off = "--with_pbt=False"
-    if config.is_off_policy or config.backend == "hogwild":
-        name, value = ("algo", config.algo) if config.is_off_policy else ("backend", config.backend)
-        yield make_problem(
-            f"with_pbt {name}", f"--with_pbt=True cannot be used with --{name}={value}.", off, "--algo=ppo"
-        )
-    if plan.num_policies == 1 and config.pbt_shared_dir is None:
-        text = "--with_pbt=True needs several policies, or several runs with one --pbt_shared_dir."
-        yield make_problem("with_pbt num_policies pbt_shared_dir", text, "--num_policies=4", "--pbt_shared_dir=FOLDER")
-    if plan.num_policies > 1 and config.pbt_shared_dir is not None:
-        text = f"--pbt_shared_dir is for runs with one policy each, not with --num_policies={plan.num_policies}."
-        yield make_problem("pbt_shared_dir num_policies", text, "--num_policies=1", "--pbt_shared_dir=none")
-    if plan.num_ranks > 1:
-        yield make_problem("with_pbt", "--with_pbt=True cannot be used with torchrun.", off)
-    for name in _OF_ONE_POLICY:
-        if getattr(config, name) and plan.num_policies == 1:  # several policies refuse them anyway
-            default = f"--{name}={TrainConfig.model_fields[name].default}"
-            yield make_problem(f"{name} with_pbt", f"--{name} is not available with --with_pbt=True.", default)
-    if config.pbt_perturb_min > config.pbt_perturb_max:
-        text = (
-            f"--pbt_perturb_min={config.pbt_perturb_min:g} is larger than --pbt_perturb_max={config.pbt_perturb_max:g}."
-        )
-        yield make_problem("pbt_perturb_min pbt_perturb_max", text, f"--pbt_perturb_max={config.pbt_perturb_min:g}")
-    settings = all_settings(type(config))
-    for policy_idx, own in config.policies.items():
-        for name in own:
-            if name in settings and (
-                settings[name].section == "model" or name in ("normalize_input", "normalize_returns")
-            ):
-                text = (
-                    f"--policy.{policy_idx}.{name} is not possible with --with_pbt=True: policies that take over one "
-                    "another's weights have the same model."
-                )
-                yield make_problem("policies with_pbt", text, f"--{name} without a number")

@@ -77,7 +77,7 @@ def read_preset(name: str) -> Preset:
 
 
 def preset_for(env_id: str) -> Preset | None:
-    """The preset with a pattern that matches the environment's id; None without one."""
+    """The preset with a pattern that matches the environment's id, with or without its module; None without one."""
     for name in preset_names():
         preset = read_preset(name)
         if any(_matches(env_id, pattern) for pattern in preset.envs):
@@ -86,5 +86,9 @@ def preset_for(env_id: str) -> Preset | None:
 
 
 def _matches(env_id: str, pattern: str) -> bool:
-    """Whether an environment's id fits a pattern; an id without its version, which means the newest one, fits too."""
+    """Whether an environment's id fits a pattern; an id without its version, which means the newest one, fits too.
+
+    The module of `module:Id` is left out.
+    """
+    env_id = env_id.partition(":")[2] or env_id
     return fnmatch.fnmatchcase(env_id, pattern) or fnmatch.fnmatchcase(env_id, pattern.partition("-v")[0])

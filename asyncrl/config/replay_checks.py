@@ -21,30 +21,12 @@ def replay_problems(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan)
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield make_problem("checkpoint_resets save_replay", text, "--save_replay=True")
-    if config.her_goals > 0:
-        yield from _goals(config, replay)
     if config.use_rnn:
         yield from _recurrent_replay(config, plan)
     yield from _blocks(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield make_problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
-
-
-def _goals(config: TrainConfig, replay: ReplayPlan) -> Iterator[Problem]:
-    """What hindsight experience replay cannot be combined with."""
-    given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
-    if config.n_step > 1:
-        text = f"{given} stores other goals for single steps, but a target of --n_step={config.n_step} has several."
-        yield make_problem("her_goals n_step", text, "--n_step=1", off)
-    if replay.is_prioritized:
-        text = f"{given} cannot be used with --prioritized_replay=True: priorities are of steps, not of their goals."
-        yield make_problem("her_goals prioritized_replay", text, "--prioritized_replay=False", off)
-    if config.normalize_rewards:
-        text = f"{given} cannot be used with --normalize_rewards=True, whose statistics lack rewards of other goals."
-        yield make_problem("her_goals normalize_rewards", text, "--normalize_rewards=False", off)
-    if config.backend == "hogwild":
-        yield make_problem("her_goals backend", f"{given} cannot be used with --backend=hogwild.", off)
 
 
 def _recurrent_replay(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -58,7 +40,7 @@ def _recurrent_replay(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
         fitting = multiples_as_flags("batch_size", config.batch_size, plan.recurrence)
         yield make_problem("recurrence batch_size", text, *fitting)
     fields = TrainConfig.model_fields
-    for name in ("n_step", "her_goals", "use_sde", "backend", "env_backend", *_BLOCKS):
+    for name in ("n_step", "use_sde", "backend", "env_backend", *_BLOCKS):
         value, default = getattr(config, name), fields[name].default
         if value != default and (name != "env_backend" or plan.steps_tensors):
             text = f"{given} with --algo={config.algo} cannot be used with --{name}={value}."

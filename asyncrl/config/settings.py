@@ -18,8 +18,9 @@ from typing import Any
 import yaml
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.value_types import expand_user
+from asyncrl.config.value_types import expand_user, utf8_argument
 
 SECTION_TITLES = {
     "run": "what to train",
@@ -34,9 +35,9 @@ SECTION_TITLES = {
     "hogwild": "the Hogwild backend",
     "model": "model",
     "policies": "several policies",
-    "self_play": "self-play",
     "supervision": "failures",
     "watching": "output",
+    **{key: title for key, (_, title) in hooks("SETTINGS").items() if title},
 }
 
 
@@ -161,6 +162,7 @@ def read_scalar(text: str, setting: Setting) -> Any:
     """
     if setting.is_text:
         return None if setting.is_nullable and text in ("none", "None") else text
+    text = utf8_argument(text)
     if setting.is_list and not text.lstrip().startswith("["):
         text = f"[{text}]"
     try:
@@ -188,9 +190,7 @@ def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> d
 
 
 def read_saved_values(path: Path) -> dict[str, Any]:
-    """Reads the config.yaml of a run by the rules of YAML 1.1, by which every version of asyncrl has written it.
-
-    `read_mapping` would change values of earlier versions, which wrote texts such as `none` and `12e5` without quotes.
+    """Reads the config.yaml of a run, whose settings may be those of an algorithm that is not known yet.
 
     Raises:
         UsageError: as for `read_mapping`, or the file is empty.

@@ -54,8 +54,16 @@ def _read_json(given: Any) -> Any:
     """The object of a text that is JSON; any other value unchanged."""
     if isinstance(given, str):
         with contextlib.suppress(ValueError):
-            return json.loads(given)
+            return json.loads(utf8_argument(given))
     return given
+
+
+def utf8_argument(text: str) -> str:
+    """The text of an argument whose bytes are UTF-8, also if the locale's encoding is another one (`LC_ALL=C`)."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        return text
 
 
 def expand_user(path: Path) -> Path:

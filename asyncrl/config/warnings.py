@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import Problem, make_problem
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 
@@ -21,7 +22,12 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str])
         plan: the resources resolved from them.
         given: settings that the user gave; only these are reported if they have no effect.
     """
-    return [*_warn_unread(config, plan, given), *_warn_resources(plan), *_warn_learning(config, plan)]
+    return [
+        *_warn_unread(config, plan, given),
+        *_warn_resources(plan),
+        *(warning for find in hooks("WARNINGS").values() for warning in load(find)(config, plan)),
+        *_warn_learning(config, plan),
+    ]
 
 
 def _warn_unread(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) -> Iterator[Problem]:
@@ -94,15 +100,5 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
             if getattr(config, name) not in (None, TrainConfig.model_fields[name].default):
                 text = f"--{name} has no effect with --num_epochs=1: there is one pass over each dataset."
                 yield Problem((name, "num_epochs"), text, ("--num_epochs=2",))
-    if config.with_pbt and config.pbt_start_mutation >= plan.train_for_env_steps / plan.num_policies:
-        text = (
-            f"--pbt_start_mutation={config.pbt_start_mutation} is not reached: {plan.train_for_env_steps} environment "
-            f"steps are about {plan.train_for_env_steps // plan.num_policies} for each of {plan.num_policies} policies."
-        )
-        if plan.num_policies == 1:
-            text = (
-                f"--pbt_start_mutation={config.pbt_start_mutation} is not reached in {plan.train_for_env_steps} steps."
-            )
-        yield make_problem("pbt_start_mutation train_for_env_steps", text)
     if config.learning_rate == 0:
         yield Problem(("learning_rate",), "--learning_rate=0: the policy will not change.")

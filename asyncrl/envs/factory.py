@@ -20,20 +20,22 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import error as gymnasium_error
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from asyncrl.config.algorithms import imported
 from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable, find_object
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest_hint
+from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs import atari
-from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker
+from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker, nearest_pettingzoo_name
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask, is_of_gym
-from asyncrl.integrations import as_vector_env, find_simulator
 
 _INSTALL = {
     "mujoco": 'pip install "gymnasium[mujoco]"',
@@ -63,7 +65,7 @@ def make_env(
     Args:
         env_id: a registered Gymnasium id; `module:Id`, whose module is imported first; EnvPool's id; `module:function`
             of a callable that returns an environment, or a vectorized one if it has a parameter `num_envs`;
-            `package:name` of a PettingZoo environment or of a simulator (`asyncrl.integrations`); or an `EnvMaker`.
+            `package:name` of a PettingZoo environment or of a feature (`asyncrl.config.hooks`); or an `EnvMaker`.
         env_kwargs: keyword arguments for the environment.
         render_mode: Gymnasium's render mode.
         backend: `env_backend` of the run; only `envpool` and `tensor` make a difference.
@@ -80,24 +82,23 @@ def make_env(
         if render_mode is not None:
             raise UsageError("Environments of EnvPool cannot be shown or recorded.")
         return SingleEnv(PooledVectorEnv(env_id, arguments, num_envs=1), env_id)
-    is_preprocessed = atari_preprocessing and atari.is_atari(env_id)
-    if is_preprocessed:
+    registered_id = env_id if isinstance(env_id, EnvMaker) else import_registering_module(env_id)
+    if _is_preprocessed(registered_id, arguments, atari_preprocessing):
         arguments = atari.inner_kwargs(arguments)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
-    registered_id = env_id if isinstance(env_id, EnvMaker) else _import_registering_module(env_id)
     if _find_vector_maker(env_id, registered_id) is not None:
         return _make_vectorized_only(env_id, arguments, backend)
     if isinstance(env_id, EnvMaker):
-        return _called(env_id.make, env_id, arguments)
+        return _finished(_called(env_id.make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
     module, is_named, _ = env_id.partition(":")
     if is_named and registered_id not in gymnasium.registry:
         make = find_callable(module, registered_id) or find_pettingzoo_maker(module, registered_id)
         if make is not None:
-            return _called(make, env_id, arguments)
+            return _finished(_called(make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
     with _without_registry_warnings():
         try:
-            registered = gymnasium.registry.get(registered_id)
+            registered = _find_registered(registered_id)
             if registered is not None and registered.vector_entry_point is None and backend == "tensor":
                 raise UsageError(f"{env_id} has no vectorized implementation to use: none is registered.")
             if backend == "tensor" or (registered is not None and registered.entry_point is None):
@@ -107,29 +108,90 @@ def make_env(
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
             if (of_agents := as_agents_env(env, env_id)) is not None:
                 return of_agents
-            return atari.preprocessed(env, env_kwargs or {}, in_training) if is_preprocessed else env
-        except gymnasium_error.UnregisteredEnv as error:
-            raise UnknownEnvironment(_unknown_id(env_id, registered_id)) from error
-        except gymnasium_error.DependencyNotInstalled as error:
-            raise UsageError(_missing_package(env_id, error)) from error
-        except ImportError as error:
-            if not _raised_by_gymnasium(error):
+            return _finished(env, env_kwargs, atari_preprocessing, in_training)
+        except (gymnasium_error.Error, ImportError, TypeError) as error:
+            if (mistake := _mistake_in_making(error, env_id, registered_id, arguments)) is None:
                 raise
-            raise UsageError(f"{_unknown_id(env_id, registered_id)} Gymnasium says: {error}") from error
-        except gymnasium_error.Error as error:
-            if not str(error).startswith("Malformed environment ID"):
-                raise
-            raise UnknownEnvironment(_unknown_id(env_id, registered_id)) from error
-        except TypeError as error:
-            if str(error).startswith(_NOT_OF_GYMNASIUM):
-                raise UsageError(_of_gym(env_id)) from error
-            if registered is not None and callable(registered.entry_point):
-                _refuse_unknown_arguments(registered.entry_point, env_id, {**registered.kwargs, **arguments})
-            named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if named is None or named[1] not in (*arguments, "render_mode"):
-                raise
-            reason = str(error).partition(" was raised from")[0]  # Gymnasium repeats the id and the arguments
-            raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.") from error
+            raise mistake from error
+
+
+def _mistake_in_making(
+    error: Exception, env_id: str, registered_id: str, arguments: Mapping[str, Any]
+) -> UsageError | None:
+    """The user's mistake behind an exception of `gymnasium.make`; None if the environment's own code raised it."""
+    malformed = str(error).startswith("Malformed environment ID")
+    if isinstance(error, (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv)):
+        return UnknownEnvironment(_unknown_id(env_id, registered_id))
+    if isinstance(error, gymnasium_error.DependencyNotInstalled):
+        return UsageError(_missing_package(env_id, error))
+    if isinstance(error, ImportError):
+        return _failed_import(error, env_id, registered_id)
+    if isinstance(error, gymnasium_error.Error):
+        return UnknownEnvironment(_unknown_id(env_id, registered_id)) if malformed else None
+    if str(error).startswith(_NOT_OF_GYMNASIUM):
+        return UsageError(_of_gym(env_id))
+    registered = _find_registered(registered_id)
+    if registered is not None and callable(registered.entry_point):
+        _refuse_unknown_arguments(registered.entry_point, env_id, {**registered.kwargs, **arguments})
+    named = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if named is None or named[1] not in (*arguments, "render_mode"):
+        return None
+    reason = str(error).partition(" was raised from")[0]  # Gymnasium repeats the id and the arguments
+    return UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.")
+
+
+def _failed_import(error: ImportError, env_id: str, registered_id: str) -> UsageError | None:
+    """The unknown id behind an import that Gymnasium made for it; None for another import."""
+    if not _raised_by_gymnasium(error):
+        return None
+    text = _unknown_id(env_id, registered_id)
+    if _newest_version(registered_id) is None:
+        text += f" Gymnasium says: {error}"
+    return UsageError(text)
+
+
+def _finished(
+    env: gymnasium.Env[Any, Any], env_kwargs: Mapping[str, Any] | None, atari_preprocessing: bool, in_training: bool
+) -> gymnasium.Env[Any, Any]:
+    """The environment, or a game with the preprocessing if its frames are raw, whatever id or function has made it."""
+    if not atari_preprocessing or not atari.has_raw_frames(env) or atari.skipping_wrapper(env) is not None:
+        return env
+    return atari.preprocessed(env, env_kwargs or {}, in_training)
+
+
+def _is_preprocessed(registered_id: str, env_kwargs: Mapping[str, Any], atari_preprocessing: bool) -> bool:
+    registered = _find_registered(registered_id)
+    return atari_preprocessing and atari.is_game(registered) and not atari.observes_memory(registered, env_kwargs)
+
+
+def _find_registered(registered_id: str) -> EnvSpec | None:
+    """The entry of Gymnasium's registry for an id, or for the newest version if the id has none; None if unknown."""
+    if registered_id in gymnasium.registry:
+        return gymnasium.registry[registered_id]
+    return gymnasium.registry.get(_newest_version(registered_id) or "") if "-v" not in registered_id else None
+
+
+def _newest_version(registered_id: str) -> str | None:
+    """The newest id with the name of `registered_id`; None if Gymnasium knows none."""
+    try:
+        namespace, name, _ = parse_env_id(registered_id)
+    except gymnasium_error.Error:
+        return None
+    newest = find_highest_version(namespace, name)
+    return None if newest is None else get_env_id(namespace, name, newest)
+
+
+def _without_version(registered_id: str) -> str:
+    return re.sub(r"-v\d+$", "", registered_id.lower())
+
+
+def _id_instead(registered_id: str) -> str | None:
+    """The id that an unknown one stands for: an older version, another case, a game's earlier id; None if unclear."""
+    by_lower = {name.lower(): name for name in gymnasium.registry}
+    of_game = (f"ALE/{registered_id}", registered_id.replace("Deterministic", "NoFrameskip"))
+    found = [by_lower[name.lower()] for name in (registered_id, *of_game) if name.lower() in by_lower]
+    found.append(_newest_version(registered_id) or registered_id)
+    return next((name for name in found if name != registered_id), None)
 
 
 def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -170,7 +232,9 @@ def _find_vector_maker(env_id: str, registered_id: str) -> MakesEnv | None:
         make = env_id.make
     elif ":" in env_id and registered_id not in gymnasium.registry:
         module = env_id.partition(":")[0]
-        make = find_callable(module, registered_id) or find_simulator(module, registered_id)
+        make = find_callable(module, registered_id)
+        if make is None and module in (makers := hooks("ENV_MAKERS")):
+            make = imported(makers[module])(registered_id)
     if make is None:
         return None
     try:
@@ -201,7 +265,7 @@ def make_run_env(
         config.env_kwargs,
         render_mode,
         backend=config.env_backend,
-        atari_preprocessing=config.preprocesses_atari,
+        atari_preprocessing=config.atari_preprocessing,
         in_training=in_training,
     )
 
@@ -211,9 +275,9 @@ def make_vector_env(
 ) -> VectorEnv[Any, Any, Any]:
     """Makes a vectorized environment: as Gymnasium's `make_vec` for a registered id, else by its callable."""
     arguments = dict(env_kwargs or {})
-    if atari_preprocessing and atari.is_atari(env_id):
+    registered_id = env_id if isinstance(env_id, EnvMaker) else import_registering_module(env_id)
+    if _is_preprocessed(registered_id, arguments, atari_preprocessing):
         arguments = atari.vectorized_kwargs(arguments)
-    registered_id = env_id if isinstance(env_id, EnvMaker) else _import_registering_module(env_id)
     if (make := _find_vector_maker(env_id, registered_id)) is not None:
         _refuse_unknown_arguments(make, env_id, {"num_envs": num_envs, **arguments})
         return as_vector_env(make(num_envs=num_envs, **arguments), env_id, num_envs)
@@ -226,11 +290,34 @@ def make_vector_env(
         )
 
 
+def as_vector_env(env: Any, env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """What a callable returned that was called with `num_envs`, wrapped if a feature knows its simulator.
+
+    The package of its class, or of a base class, tells the simulator.
+
+    Raises:
+        UsageError: it is not a vectorized environment, or has another number of environments.
+    """
+    simulators = hooks("SIMULATORS")
+    classes = (*type(env).__mro__, *type(getattr(env, "unwrapped", env)).__mro__)
+    package = next((name for each in classes if (name := each.__module__.partition(".")[0]) in simulators), None)
+    if package is not None:
+        _, wrapper, is_single = simulators[package]
+        env = imported(wrapper)(env, **({"num_envs": num_envs} if is_single else {}))
+    if not isinstance(env, VectorEnv):
+        text = f"{env_id} returned {type(env).__name__}, but a gymnasium.vector.VectorEnv is expected"
+        known = sorted({name for name, *_ in simulators.values()})
+        raise UsageError(f"{text}, or an environment of {', '.join(known)}." if known else f"{text}.")
+    if env.num_envs != num_envs:
+        raise UsageError(f"{env_id} made {env.num_envs} environments, but num_envs={num_envs} was asked for.")
+    return env
+
+
 def make_run_vector_env(config: TrainConfig, num_envs: int, of_tensors: bool = False) -> VectorEnv[Any, Any, Any]:
     """Makes a vectorized environment of a run; one `of_tensors` takes and gives arrays, but for that of `tensor`."""
     if config.env_backend == "envpool":
         return PooledVectorEnv(config.env_id, config.env_kwargs, num_envs)
-    env = make_vector_env(config.env_id, config.env_kwargs, num_envs, config.preprocesses_atari)
+    env = make_vector_env(config.env_id, config.env_kwargs, num_envs, config.atari_preprocessing)
     if not of_tensors or config.env_backend == "tensor":
         return env
     from asyncrl.envs.tensors import ArraysOfTensors  # imports torch
@@ -314,12 +401,15 @@ def acting_seed(seed: int, actor_idx: int, env_steps: int) -> int:
     return env_seed(seed, _ACTING_SEEDS + actor_idx, env_steps)
 
 
-def _import_registering_module(env_id: str) -> str:
+def import_registering_module(env_id: str) -> str:
     """Imports the module of `module:Id`; returns the id without the module."""
-    if atari.is_atari(env_id):
+    module, separator, registered_id = env_id.partition(":")
+    if not separator:
+        module, registered_id = "", env_id
+    is_known = registered_id in gymnasium.registry or _newest_version(registered_id) is not None
+    if atari.looks_like_game(registered_id) or not (separator or is_known):
         with contextlib.suppress(ImportError):
             importlib.import_module("ale_py")
-    module, separator, registered_id = env_id.partition(":")
     if not separator:
         return env_id
     if not module or not registered_id:
@@ -328,8 +418,13 @@ def _import_registering_module(env_id: str) -> str:
         import_user_module(module)
     except UsageError as error:
         install = f" It is installed by: {_INSTALL[module]}" if module in _INSTALL else ""
+        package, _, name = module.rpartition(".")
+        if package and (near := nearest_pettingzoo_name(package, name)) is not None:
+            install = f" The nearest is --env={package}.{near}:{registered_id}."
         raise UsageError(f"--env={env_id}: {error}{install}") from error
     except ENVIRONMENT_EXCEPTIONS as error:
+        if type(error) is ImportError and module.startswith("pettingzoo."):  # a family that has moved to a package
+            raise UsageError(f"--env={env_id}: {module} cannot be imported: {error}") from error
         text = f"the module {module!r} raised an exception while it was imported"
         raise EnvironmentFailed(f"--env={env_id}: {text}:\n{environment_traceback(error)}") from error
     return registered_id
@@ -337,13 +432,17 @@ def _import_registering_module(env_id: str) -> str:
 
 def _unknown_id(env_id: str, registered_id: str) -> str:
     text = f"Gymnasium knows no environment {registered_id!r}"
-    if atari.is_atari(registered_id) and importlib.util.find_spec("ale_py") is None:
+    if atari.looks_like_game(registered_id) and importlib.util.find_spec("ale_py") is None:
         return f"{text}; Atari games need: {_INSTALL['ale']}"
-    known = [name for name in gymnasium.registry if name != registered_id]
-    near = difflib.get_close_matches(registered_id, known, n=3, cutoff=0.6)
-    if not near:
-        by_lower = {name.lower(): name for name in known}
-        near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
+    if (instead := _id_instead(registered_id)) is not None:
+        prefix = f"{env_id.partition(':')[0]}:" if ":" in env_id else ""
+        return f"{text}; what it has is {instead}: give --env={prefix}{instead}."
+    if (game := atari.game_of_memory(registered_id)) in gymnasium.registry:
+        flags = f"""--env={game} --env_kwargs='{{"obs_type": "ram"}}'"""
+        return f"{text}: the memory of a game is observed by {flags}."
+    # Names are compared without versions: the same version does not make two names similar.
+    known = {_without_version(name): name for name in gymnasium.registry if name != registered_id}
+    near = [known[name] for name in difflib.get_close_matches(_without_version(registered_id), known, n=3, cutoff=0.6)]
     nearest = f"; the nearest are {', '.join(near)}" if near else ""
     if env_id.startswith("__main__:"):
         name = env_id.rpartition(":")[2]
@@ -353,6 +452,11 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
     module = env_id.partition(":")[0]
     if registered_id.endswith("()") and find_callable(module, registered_id[:-2]) is not None:
         return f"{env_id} is a call: give its class or function without parentheses, --env={env_id[:-2]}."
+    near_name = None if re.search(r"-v\d+$", registered_id) else nearest_pettingzoo_name(module, registered_id)
+    if near_name is not None:
+        return f"{module} has no {registered_id!r}; the nearest is --env={module}:{near_name}."
+    if module == "pettingzoo" and registered_id.startswith("simple"):
+        return f"{module} has no {registered_id!r}: its MPE is the package mpe2 ({_INSTALL['mpe2']}), --env=mpe2:NAME."
     found = find_object(module, registered_id)
     if found is not None:
         return (

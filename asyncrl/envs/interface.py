@@ -5,27 +5,42 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium.vector import VectorWrapper
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
+from asyncrl.envs.observations import leaf_of
+from asyncrl.envs.results import (
+    describe,
+    is_flag,
+    is_number,
+    problem_of_extra_stats,
+    problem_of_reset_error,
+    problem_of_values,
+    wrong_value,
+)
 from asyncrl.envs.spaces import ACTION_MASK, check_observation, has_action_mask
 from asyncrl.envs.spec import EnvSpec
 
 NO_LIMIT = 2**62
 _STEPS, _STEPPING_S = 10, 1.0
-_STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
 _OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that a user cannot correct
 _TAKES_INFO = "set_training_info"
 _DEFAULT_SHAPING, _TAKES_SHAPING = "get_default_reward_shaping", "set_reward_shaping"
 _NORMALIZING = {"NormalizeObservation": "--normalize_input", "NormalizeReward": "--normalize_returns"}
+FloatArray = npt.NDArray[np.float64]
+Look = Callable[[Any, Any, int], None]
+"""Gets an observation, an info and the number of the agent."""
+_FLOAT64_NOISE = 1e-12  # relative
+_FEWEST_FLOAT32_STEPS = 8
 _HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training handles
 
 
@@ -122,26 +137,27 @@ def find_method(env: Any, name: str) -> Any:
     return getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
 
 
-def first_observation(env: gymnasium.Env[Any, Any], env_id: str) -> Any:
-    """Resets the environment and returns its observation.
+def checked_reset(env: gymnasium.Env[Any, Any], env_id: str, seed: int = 0) -> tuple[Any, dict[str, Any]]:
+    """Resets the environment and returns its observation and info.
 
     Raises:
         UsageError: `reset` does not take a seed, or does not return an observation and a dict.
     """
     try:
-        result = env.reset(seed=0)
+        result = env.reset(seed=seed)
     except TypeError as error:
-        if "unexpected keyword argument 'seed'" not in str(error):
+        if (problem := problem_of_reset_error(error)) is None:
             raise
-        text = "reset() does not take a seed; Gymnasium calls reset(seed=..., options=...)"
-        raise UsageError(f"{env_id}: {text}.") from error
+        raise UsageError(f"{env_id}: {problem}.") from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        raise UsageError(f"{env_id}: reset() returned {_describe(result)}; Gymnasium expects (observation, info dict).")
-    return result[0]
+        raise UsageError(f"{env_id}: reset() returned {describe(result)}; Gymnasium expects (observation, info dict).")
+    return result
 
 
-def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, float, bool, bool]:
-    """Makes a step and returns the result without the info.
+def checked_step(
+    env: gymnasium.Env[Any, Any], action: Any, env_id: str
+) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """Makes a step and returns the result.
 
     Raises:
         UsageError: `step` did not return Gymnasium's five values.
@@ -149,13 +165,13 @@ def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tupl
     result = env.step(action)
     if (problem := problem_of_step(result)) is not None:
         raise UsageError(f"{env_id}: {problem}.")
-    observation, reward, terminated, truncated, _ = result
-    return observation, float(reward), bool(terminated), bool(truncated)
+    observation, reward, terminated, truncated, info = result
+    return observation, float(reward), bool(terminated), bool(truncated), info
 
 
 def five_values(result: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
     """The result of `step`; a `UsageError` if it does not have five values."""
-    if (problem := _problem_of_values(result)) is not None:
+    if (problem := problem_of_values(result)) is not None:
         raise UsageError(f"{env_id}: {problem}.")
     five: tuple[Any, Any, Any, Any, Any] = result
     return five
@@ -168,24 +184,19 @@ def problem_of_step(result: Any, is_end: bool = False) -> str | None:
         result: what `step` returned.
         is_end: the step has ended the episode, whatever the result says: what is read at an end is compared, too.
     """
-    if (problem := _problem_of_values(result)) is not None:
+    if (problem := problem_of_values(result)) is not None:
         return problem
     _, reward, terminated, truncated, info = result
-    if not _is_number(reward) or np.ndim(reward) != 0:
-        return _wrong_value("reward", reward, "Gymnasium expects a number")
+    if not is_number(reward) or np.ndim(reward) != 0:
+        return wrong_value("reward", reward, "Gymnasium expects a number")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if not _is_flag(value):
-            return _wrong_value(name, value, "Gymnasium expects True or False")
+        if not is_flag(value):
+            return wrong_value(name, value, "Gymnasium expects True or False")
     if not isinstance(info, dict):
-        return _wrong_value("info", info, "Gymnasium expects a dict")
+        return wrong_value("info", info, "Gymnasium expects a dict")
     if not (is_end or terminated or truncated):
         return None
-    extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
-    if not isinstance(extra_stats, (Mapping, type(None))):
-        return _wrong_value('info["episode_extra_stats"]', extra_stats, "it must be a dict of numbers")
-    if is_success is not None and not _is_number(is_success):
-        return _wrong_value('info["is_success"]', is_success, "it must be True, False or a number")
-    return None
+    return problem_of_extra_stats(info)
 
 
 def numbers_at_end(info: Mapping[str, Any]) -> dict[str, float]:
@@ -209,54 +220,112 @@ def numbers_among(values: Mapping[Any, Any]) -> dict[str, float]:
     }
 
 
-def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], None]) -> None:
+class RoundingCheck:
+    """Finds numbers whose changes are lost when observations become rows of float32.
+
+    An example is the time in seconds since 1970: float32 numbers of that size are 128 apart.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._kinds = [spec.kinds[spec.kind_of(agent)] for agent in range(spec.num_agents)]
+        self._ranges: dict[tuple[str, tuple[int, ...]], tuple[FloatArray, FloatArray]] = {}
+
+    def look(self, observation: Any, info: Any, agent: int = 0) -> None:
+        """Adds an observation that fits its space; arrays that float32 holds exactly are left out."""
+        for part in self._kinds[agent].observation.parts:
+            array = np.asarray(leaf_of(observation, part)) if part.kind == "numbers" else np.empty(0, np.float32)
+            if not np.can_cast(array.dtype, np.float32):
+                values = array.astype(np.float64)
+                lowest, highest = self._ranges.get((part.name, part.shape), (values, values))
+                self._ranges[part.name, part.shape] = np.fmin(lowest, values), np.fmax(highest, values)
+
+    @property
+    def findings(self) -> list[str]:
+        """A sentence about the first such number of each array."""
+        found = []
+        for (name, _), (lowest, highest) in self._ranges.items():
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                largest, change = np.fmax(abs(lowest), abs(highest)), highest - lowest
+                spacing = np.spacing(largest.astype(np.float32)).astype(np.float64)
+                # Smaller changes are rounding errors of the environment's own float64 arithmetic.
+                is_lost = (change > _FLOAT64_NOISE * largest) & (change < _FEWEST_FLOAT32_STEPS * spacing)
+            for at in np.argwhere(is_lost)[:1]:
+                place = tuple(at.tolist())
+                where = f"{name}{list(place)}" if place else name
+                found.append(
+                    f"{where} has numbers of about {largest[place]:.3g} that differ by {change[place]:.3g} in the "
+                    f"first steps, but observations are stored as float32, whose numbers of this size are "
+                    f"{spacing[place]:.3g} apart: return the difference from a fixed number, or another unit"
+                )
+        return found
+
+
+def try_out(
+    env: gymnasium.Env[Any, Any],
+    spec: EnvSpec,
+    enter: Callable[[str], None],
+    looks: Sequence[Look] = (),
+    seed: int = 0,
+) -> None:
     """Resets the environment and makes a few steps with actions of its action space.
 
     Args:
         env: as training uses it.
         spec: its spaces.
         enter: called with the name of each method before the method is called.
+        looks: called with each observation, except for a terminated episode's last one, which is not used.
+        seed: of the first reset.
 
     Raises:
         UsageError: a result differs from Gymnasium's interface, or an observation from its space.
     """
     if isinstance(env, AgentsEnv):
-        _try_out_agents(env, spec, enter)
+        _try_out_agents(env, spec, enter, looks, seed)
         return
     inner, _ = without_bookkeeping(env)
-    inner.action_space.seed(0)
     enter("reset()")
-    observation = first_observation(inner, spec.env_id)
+    observation, info = checked_reset(inner, spec.env_id, seed)
     check_observation(observation, spec, "reset()")
+    for look in looks:
+        look(observation, info, 0)
     started = time.monotonic()
     for _ in range(_STEPS):
-        action = _allowed_action((inner.observation_space, inner.action_space), observation)
+        action = allowed_action(inner, observation)
         if action is None:
             return
         enter("step()")
-        observation, _, terminated, truncated = checked_step(inner, action, spec.env_id)
-        if not terminated:  # the last observation of a terminated episode is not used
+        observation, _, terminated, truncated, info = checked_step(inner, action, spec.env_id)
+        if not terminated:
             check_observation(observation, spec, "step()")
+            for look in looks:
+                look(observation, info, 0)
         if time.monotonic() - started > _STEPPING_S:
             return
         if terminated or truncated:
             enter("reset()")
-            observation = first_observation(inner, spec.env_id)
+            observation, _ = checked_reset(inner, spec.env_id, seed)
 
 
-def _try_out_agents(env: AgentsEnv, spec: EnvSpec, enter: Callable[[str], None]) -> None:
+def _try_out_agents(
+    env: AgentsEnv,
+    spec: EnvSpec,
+    enter: Callable[[str], None],
+    looks: Sequence[Look],
+    seed: int,
+) -> None:
     started = time.monotonic()
-    for _, action_space in env.spaces:
-        action_space.seed(0)
     enter("reset()")
-    state = env.reset(seed=0)[0]
+    state = env.reset(seed=seed)[0]
     if not any(state.moves):
         raise UsageError(f"{spec.env_id}: no agent is to move after reset().")
     source = "reset()"
     for _ in range(_STEPS):
         for agent, obs in enumerate(state.obs):
-            if obs is not None:
-                check_observation(obs, spec.kinds[spec.kind_of(agent)], source)
+            if obs is None:
+                continue
+            check_observation(obs, spec.kinds[spec.kind_of(agent)], source)
+            for look in looks:
+                look(obs, {}, agent)
         # Environments that are lists get an action of each agent, also of those that do not move.
         actions = [
             _allowed_action(spaces, obs) if moves or obs is not None else None
@@ -297,45 +366,15 @@ def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
     return [text for text in dict.fromkeys(plain) if not any(part in text for part in _HANDLED)]
 
 
-def _allowed_action(spaces: tuple[Any, Any], observation: Any) -> Any:
+def allowed_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
     """A random action that the mask in the observation allows; None if the space cannot sample with a mask."""
+    return _allowed_action((env.observation_space, env.action_space), observation)
+
+
+def _allowed_action(spaces: tuple[Any, Any], observation: Any) -> Any:
     observation_space, space = spaces
     if not has_action_mask(observation_space):
         return space.sample()
     if isinstance(space, gymnasium.spaces.Discrete):
         return space.sample(mask=np.asarray(observation[ACTION_MASK], dtype=np.int8).reshape(-1))
     return None
-
-
-def _problem_of_values(result: Any) -> str | None:
-    if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
-        return None
-    text = f"step() returned {_describe(result)}; Gymnasium expects 5 values: {', '.join(_STEP_RETURNS)}"
-    if isinstance(result, tuple) and len(result) == 4:
-        text += ". The older interface has one value, done, instead of terminated and truncated"
-    return text
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _is_flag(value: Any) -> bool:
-    try:
-        return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biu"
-    except ValueError:  # lists of different lengths
-        return False
-
-
-def _describe(result: Any) -> str:
-    if isinstance(result, tuple):
-        return f"{len(result)} values ({', '.join(type(value).__name__ for value in result)})"
-    return f"one {type(result).__name__}"
-
-
-def _wrong_value(name: str, value: Any, expected: str) -> str:
-    return f"step() returned {name} = {str(value)[:80]!r}; {expected}"

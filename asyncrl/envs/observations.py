@@ -56,7 +56,7 @@ class ObservationCodec:
                 f"shape {array.shape} and dtype {array.dtype}, but its space promises shape {self.shape} and dtype "
                 f"{space_dtype}"
             )
-        row[:] = array
+        store_rounded(row, array)
         if isinstance(observation, np.ndarray):
             self.dtype = array.dtype
             if array.dtype.name not in self._known_dtypes:
@@ -115,11 +115,20 @@ class ObservationCodec:
                     raise ObservationMismatch(f"{part.name} has dtype {values.dtype}, its space says {part.dtype}")
                 if part.kind == "flags" and ((values != 0) & (values != 1)).any():
                     raise ObservationMismatch(f"{part.name} is {values.tolist()}, its space has only 0 and 1")
-                target[:, place] = flat
+                store_rounded(target[:, place], flat)
         except ObservationMismatch:
             raise
         except (ValueError, TypeError, IndexError) as error:
             raise ObservationMismatch(str(error)) from error
+
+
+def store_rounded(target: npt.NDArray[Any], values: npt.ArrayLike) -> None:
+    """Writes numbers as the dtype of `target`, also where a user's module lets NumPy raise for too small ones."""
+    try:
+        target[...] = values
+    except FloatingPointError:
+        with np.errstate(all="ignore"):
+            target[...] = values
 
 
 class _Choices:

@@ -1,40 +1,30 @@
 """Finds an environment's spaces in a child process, so the environment's code never runs in the runner.
 
-The child reads a request from its standard input and writes answers to a file, one line of JSON each. Output of the
-environment goes to another file, which is shown only if the child exits without an answer. The files have no names, so
-no file remains if a process is killed. The child ends when its parent ends.
+The child (`probe_child`) reads a request from its standard input and writes answers to a file, one line of JSON each.
+Output of the environment goes to another file, which is shown only if the child exits without an answer. The files have
+no names, so no file remains if a process is killed. The child ends when its parent ends.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
-import faulthandler
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from asyncrl.config.env_maker import EnvMaker, unpickled
+from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
-from asyncrl.envs.errors import (
-    ENVIRONMENT_EXCEPTIONS,
-    EnvironmentFailed,
-    UnknownEnvironment,
-    environment_output,
-    environment_traceback,
-)
+from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_output
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.ending import end_process
-from asyncrl.runtime.lifeline import end_with
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
 
 _OUTPUT_SHOWN = 2000
@@ -49,9 +39,12 @@ def probe(
     env_backend: str = "gym",
     atari_preprocessing: bool = True,
     image_channels: ImageChannels = "auto",
+    image_keys: Sequence[str] = (),
+    examine: str | None = None,
     warn: Callable[[str], None] | None = None,
     say: Callable[[str], None] | None = None,
     advise: Callable[[str], None] | None = None,
+    seed: int = 0,
 ) -> EnvSpec:
     """Makes, resets and steps the environment in a child process.
 
@@ -62,9 +55,13 @@ def probe(
         env_backend: as for `make_env`.
         atari_preprocessing: as for `make_env`.
         image_channels: as for `read_spec`.
+        image_keys: as for `read_spec`.
+        examine: `module:function` of a further examination (`asyncrl.config.replay_kinds.ReplayKind`).
         warn: called with each finding of Gymnasium's checker; without it, the checker does not run.
         say: called once, with a sentence, if the check takes more than a few seconds.
-        advise: called with a sentence for each wrapper that does what the run does.
+        advise: called with a sentence for each wrapper that does what the run does, for masks that are not read, for
+            what `examine` finds, and for numbers that float32 loses; also if the environment fails.
+        seed: the run's.
 
     Raises:
         UsageError: the environment cannot be made, its spaces are not supported, or its module starts a run.
@@ -77,6 +74,9 @@ def probe(
         "env_backend": env_backend,
         "atari_preprocessing": atari_preprocessing,
         "image_channels": image_channels,
+        "seed": seed,
+        "image_keys": list(image_keys),
+        "examine": examine,
         "is_checked": warn is not None,
         # The child finds modules where this process finds them; "" is the working directory for both.
         "search_path": [entry or os.getcwd() for entry in sys.path],
@@ -98,15 +98,15 @@ def probe(
     if answer is None:
         death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
         raise EnvironmentFailed(f"{death}; its last output:\n{output or 'none'}")
+    if advise is not None:
+        for finding in answer["findings"]:
+            advise(f"{env_id}: {finding}.")
     if "unknown_environment" in answer:
         raise UnknownEnvironment(answer["unknown_environment"])
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
     if "failure" in answer:
         raise EnvironmentFailed(answer["failure"])
-    if advise is not None:
-        for finding in answer["wrappers"]:
-            advise(f"{env_id}: {finding}.")
     if warn is not None:
         for finding in [f"it did not finish ({_describe_exit(exit_code)})"] if findings is None else findings:
             warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
@@ -117,18 +117,19 @@ def _run_child(
     request: Mapping[str, Any], timeout_s: float, on_slow: Callable[[], None]
 ) -> tuple[int | None, list[Any], str]:
     """Returns the child's exit code (None if it was killed after the time limit), its answers and its last output."""
-    lifeline, held_open = os.pipe()
+    lifeline, held_open = socket.socketpair()
     with (
         tempfile.TemporaryFile() as request_file,
         tempfile.TemporaryFile() as answer_file,
         tempfile.TemporaryFile() as output_file,
-        open(lifeline, "rb"),
-        open(held_open, "wb"),
+        lifeline,
+        held_open,
     ):
         request_file.write(json.dumps(request).encode())
         request_file.seek(0)
+        descriptors = (answer_file.fileno(), lifeline.fileno(), held_open.fileno())
         child = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl.envs.probe", str(answer_file.fileno()), str(lifeline)],
+            [sys.executable, "-m", "asyncrl.envs.probe_child", *map(str, descriptors)],
             stdin=request_file,
             stdout=output_file,
             stderr=subprocess.STDOUT,
@@ -142,8 +143,9 @@ def _run_child(
                 IN_PROBE: "1",
             },
             start_new_session=True,
-            pass_fds=(answer_file.fileno(), lifeline),
+            pass_fds=descriptors,
         )
+        lifeline.close()
         try:
             exit_code = _wait(child, timeout_s, on_slow)
         finally:
@@ -181,97 +183,3 @@ def _describe_exit(exit_code: int | None) -> str:
     if exit_code >= 0:
         return f"exit code {exit_code}"
     return f"signal {signal.Signals(-exit_code).name}"
-
-
-def _answers(
-    env_id: str,
-    maker: str | None,
-    env_kwargs: Mapping[str, Any],
-    env_backend: str,
-    atari_preprocessing: bool,
-    image_channels: ImageChannels,
-    is_checked: bool,
-) -> Iterator[Any]:
-    """The child's work. Yields JSON values: the answer, then the findings of the checker."""
-    from asyncrl.envs.factory import check_vectorized, make_env, problem_of_mask, resets_within_step
-    from asyncrl.envs.interface import (
-        checker_findings,
-        default_reward_shaping,
-        takes_training_info,
-        try_out,
-        wrapper_findings,
-    )
-    from asyncrl.envs.single import SingleEnv
-    from asyncrl.envs.spaces import read_spec
-
-    raised_in = "its module or when it was made"
-
-    def enter(method: str) -> None:
-        nonlocal raised_in
-        raised_in = method
-
-    try:
-        if maker is not None:
-            env_id = unpickled(base64.b64decode(maker))
-        env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
-        spec = read_spec(env, env_id, image_channels)
-        try_out(env, spec, enter)
-        gives_tensors = False
-        if isinstance(env, SingleEnv) and env.gives_tensors:
-            gives_tensors = True
-            if env_backend not in ("auto", "tensor", "gym_vector"):
-                text = f"{env_id} gives tensors: --env_backend is auto, tensor or gym_vector for it, not {env_backend}."
-                raise UsageError(text)
-            if (problem := problem_of_mask(env.vector_env)) is not None:
-                raise UsageError(f"{env_id} cannot be used: {problem}.")
-        if env_backend == "envpool" or gives_tensors:
-            spec = dataclasses.replace(spec, is_vectorized=True, gives_tensors=gives_tensors)
-        elif env_backend == "gym" and isinstance(env, SingleEnv):
-            raise UsageError(f"{env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
-        elif env_backend != "gym":
-            obstacle, resets = check_vectorized(env_id, env_kwargs, env, atari_preprocessing)
-            if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
-                raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
-            spec = dataclasses.replace(spec, is_vectorized=obstacle is None, resets_within_step=resets)
-        if isinstance(env, SingleEnv):
-            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
-        spec = dataclasses.replace(spec, takes_training_info=takes_training_info(env))
-        enter("get_default_reward_shaping()")
-        spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
-        enter("close()")
-        env.close()
-    except UnknownEnvironment as error:
-        yield {"unknown_environment": str(error)}
-    except UsageError as error:
-        yield {"usage_error": str(error)}
-    except EnvironmentFailed as error:
-        yield {"failure": str(error)}
-    except ImportError as error:
-        text = f"{env_id} needs a module that cannot be imported:\n{environment_traceback(error)}"
-        yield {"failure": text}
-    except ENVIRONMENT_EXCEPTIONS as error:
-        text = f"{env_id} raised an exception in {raised_in}:\n{environment_traceback(error)}"
-        yield {"failure": text}
-    else:
-        yield {"spec": spec.to_data(), "wrappers": wrapper_findings(env)}
-        if is_checked:
-            env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
-            yield checker_findings(env)
-
-
-def _main(answer_descriptor: int) -> None:
-    request = json.load(sys.stdin)
-    sys.path[:] = request.pop("search_path")  # without the working directory at the front, where `python -m` puts it
-    stacks_in_s = request.pop("stacks_at") - time.monotonic()
-    if stacks_in_s > 0.0:
-        faulthandler.dump_traceback_later(min(stacks_in_s, threading.TIMEOUT_MAX))
-    with open(answer_descriptor, "w", encoding="utf-8") as answer_file:
-        for answer in _answers(**request):
-            answer_file.write(json.dumps(answer) + "\n")
-            answer_file.flush()
-
-
-if __name__ == "__main__":
-    end_with(int(sys.argv[2]), whole_group=True)
-    _main(int(sys.argv[1]))
-    end_process(0)

@@ -34,8 +34,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self.spec = env.spec or EnvSpec(id=re.sub(r"[^\w:./-]", "-", env_id))  # such as those around a lambda
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        obs, _ = self.vector_env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
-        return self._observe(obs), {}
+        obs, infos = self.vector_env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
+        return self._observe(obs), infos if isinstance(infos, dict) else {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps the environment. After an episode's end the observation may be that of the next episode."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
 from asyncrl.envs.agents import AgentsEnv
-from asyncrl.envs.goals import COMPUTE_REWARD
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import (
     Action,
@@ -26,23 +27,29 @@ from asyncrl.envs.spec import (
     MultiDiscreteAction,
     ObservationLayout,
     ObservationPart,
-    PartKind,
     Path,
     TreeAction,
     find_channels,
+    has_axes_of_image,
     has_shape_of_image,
+    mask_layout,
     stored_action,
 )
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation: 1 or 0 for each choice of the action, whether it is allowed, choices concatenated."""
 
+_INNER = ("env", "envs", "vector_env", "aec_env", "par_env")
+"""Attributes in which wrappers have what they wrap, which may be no class of Gymnasium."""
 _MOST_CHOICES = 4096  # stored as one-hot numbers
 _MOST_INTEGERS = 1024  # of one element of a bounded Box of integers as an action
 
 
-def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageChannels = "auto") -> EnvSpec:
-    """The spaces of `env`.
+def read_spec(
+    env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageChannels = "auto", image_keys: Collection[str] = ()
+) -> EnvSpec:
+    """The spaces of `env`; `image_channels` and `image_keys` as for `spec_of_spaces`.
 
     Raises:
         UsageError: a space that is missing or not supported, or agents with spaces that cannot be in one run.
@@ -51,9 +58,60 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
         if not hasattr(env, name):
             raise UsageError(f"{env_id} has no {name}: set it in `__init__`.")
     limit = _time_limit(env)
-    spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
-    spec = dataclasses.replace(spec, computes_reward=env.has_wrapper_attr(COMPUTE_REWARD))
-    return _with_agents(spec, env, image_channels) if isinstance(env, AgentsEnv) else spec
+    spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels, image_keys)
+    spec = dataclasses.replace(spec, computes_reward=env.has_wrapper_attr("compute_reward"))
+    return _with_agents(spec, env, image_channels, image_keys) if isinstance(env, AgentsEnv) else spec
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seeds all spaces of an environment, so that the samples that its code draws from them follow from `seed`."""
+    for number, space in enumerate(_all_spaces(env)):
+        space.seed(derive_seed(seed, Stream.SPACES, number))
+
+
+@contextlib.contextmanager
+def restoring_spaces(envs: Iterable[Any]) -> Iterator[None]:
+    """Restores the generators of all spaces of environments at its end: other environments may share the spaces.
+
+    They do if the spaces are attributes of their class.
+    """
+    found = [(space, space.np_random) for env in envs for space in _all_spaces(env)]
+    kept = [(space, generator, generator.bit_generator.state) for space, generator in found]
+    try:
+        yield
+    finally:
+        for space, generator, state in kept:
+            space._np_random, generator.bit_generator.state = generator, state
+
+
+def _all_spaces(env: Any) -> list[spaces.Space[Any]]:
+    """The spaces of an environment and of all that it wraps, with their parts, and others that it keeps; each once."""
+    found: dict[int, spaces.Space[Any]] = {}
+
+    def add(value: Any) -> None:
+        if isinstance(value, (tuple, list, Mapping)):
+            for part in value.values() if isinstance(value, Mapping) else value:
+                if isinstance(part, (spaces.Space, tuple)):
+                    add(part)
+        elif isinstance(value, spaces.Space) and id(value) not in found:
+            found[id(value)] = value
+            for part in vars(value).values():
+                add(part)
+
+    layers, seen = [env], set()
+    while layers:
+        layer = layers.pop(0)
+        seen.add(id(layer))
+        attributes = {name: value for kind in reversed(type(layer).__mro__) for name, value in vars(kind).items()}
+        for name, value in {**attributes, **getattr(layer, "__dict__", {})}.items():
+            add(value)
+            inner = value if isinstance(value, (tuple, list)) else [value]
+            layers += [
+                each
+                for each in inner
+                if id(each) not in seen and (name in _INNER or isinstance(each, (gymnasium.Env, VectorEnv)))
+            ]
+    return list(found.values())
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
@@ -66,11 +124,11 @@ def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     return min(limits, default=None)
 
 
-def _with_agents(spec: EnvSpec, env: AgentsEnv, image_channels: ImageChannels) -> EnvSpec:
+def _with_agents(spec: EnvSpec, env: AgentsEnv, image_channels: ImageChannels, image_keys: Collection[str]) -> EnvSpec:
     of_agents = [
         AgentSpaces(found.observation, found.action)
         for own in env.spaces
-        for found in [spec_of_spaces(*own, spec.env_id, spec.max_episode_steps, image_channels)]
+        for found in [spec_of_spaces(*own, spec.env_id, spec.max_episode_steps, image_channels, image_keys)]
     ]
     distinct = tuple(dict.fromkeys(of_agents))
     spec = dataclasses.replace(spec, agents=env.agents)
@@ -99,6 +157,7 @@ def spec_of_spaces(
     env_id: str,
     max_episode_steps: int | None,
     image_channels: ImageChannels = "auto",
+    image_keys: Collection[str] = (),
 ) -> EnvSpec:
     """The `EnvSpec` of these spaces.
 
@@ -108,19 +167,21 @@ def spec_of_spaces(
         env_id: for messages.
         max_episode_steps: time limit; None if there is none.
         image_channels: channel axis of images; auto derives it from their shapes (`find_channels`).
+        image_keys: names of arrays that are images; `all` is each that has the shape of one. Other arrays are images if
+            they are uint8 and have the shape of one.
     """
     read_action = _read_action(action, env_id)
-    read_observation = _read_observation(observation, read_action, env_id, image_channels)
+    read_observation = _read_observation(observation, read_action, env_id, image_channels, image_keys)
     return EnvSpec(env_id, read_observation, read_action, max_episode_steps)
 
 
 def _read_observation(
-    space: spaces.Space[Any], action: Action, env_id: str, image_channels: ImageChannels
+    space: spaces.Space[Any], action: Action, env_id: str, image_channels: ImageChannels, image_keys: Collection[str]
 ) -> ObservationLayout:
     has_mask = has_action_mask(space)
     leaves = _leaves(space, f"The observations of {env_id}")
     parts = [
-        _read_part(path, leaf, env_id, image_channels)
+        _read_part(path, leaf, env_id, image_channels, image_keys)
         for path, leaf in leaves
         if not (has_mask and path[0] == ACTION_MASK)
     ]
@@ -138,13 +199,17 @@ def has_action_mask(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
-def _read_part(path: Path, space: spaces.Space[Any], env_id: str, image_channels: ImageChannels) -> ObservationPart:
+def _read_part(
+    path: Path, space: spaces.Space[Any], env_id: str, image_channels: ImageChannels, image_keys: Collection[str]
+) -> ObservationPart:
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype).name
     if isinstance(space, spaces.Box):
         channels = find_channels(shape) if image_channels == "auto" else image_channels
-        is_image = dtype == "uint8" and has_shape_of_image(shape, channels)
-        kind: PartKind = "image" if is_image else "numbers"
-        return ObservationPart(path, kind, shape, dtype, channels=channels, largest=_largest(space))
+        part = ObservationPart(path, "numbers", shape, dtype, channels=channels, largest=_largest(space))
+        has_shape = has_shape_of_image(shape, channels) and dtype == "uint8"
+        if not (has_shape or (has_axes_of_image(shape) and part.is_in(image_keys))):
+            return part
+        return dataclasses.replace(part, kind="image") if dtype == "uint8" else dataclasses.replace(part, is_image=True)
     if isinstance(space, spaces.MultiBinary):
         return ObservationPart(path, "flags", shape, dtype)
     num_choices, starts = _choices_of(space)
@@ -166,9 +231,10 @@ def _read_mask(space: spaces.Space[Any], action: Action, env_id: str) -> Observa
     shape = tuple(space.shape or ())
     is_array = isinstance(space, (spaces.Box, spaces.MultiBinary))
     if not is_array or action.num_logits == 0 or int(np.prod(shape)) != action.num_logits:
+        layout = f": {mask_layout(action)}" if isinstance(action, TreeAction) and action.num_logits else ""
         raise UsageError(
             f"The observations of {env_id} have {ACTION_MASK} {space}: it must be a MultiBinary or Box with one "
-            f"number for each choice, and its actions have {action.num_logits} choices."
+            f"number for each choice, and its actions have {action.num_logits} choices{layout}."
         )
     return ObservationPart((ACTION_MASK,), "mask", shape, np.dtype(space.dtype).name)
 

@@ -24,6 +24,7 @@ Channels = Literal["first", "last"]
 """Whether an image's channels are its first or its last axis."""
 FLOAT_BYTES = 4
 _SMALLEST_IMAGE = 8
+_MOST_ELEMENTS = 8  # of a MultiDiscrete in a message
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class ObservationPart:
         starts: the environment's number for each element's first choice.
         channels: the channel axis of an image of three or four axes.
         largest: the largest magnitude of its numbers, by the bounds of its space; None without bounds, or if unknown.
+        is_image: whether numbers are an image of another dtype than uint8, because `image_keys` names them.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class ObservationPart:
     starts: tuple[int, ...] = ()
     channels: Channels = "last"
     largest: float | None = dataclasses.field(default=None, compare=False)
+    is_image: bool = False
 
     @property
     def size(self) -> int:
@@ -57,8 +60,8 @@ class ObservationPart:
 
     @property
     def has_pixels(self) -> bool:
-        """Whether convolutions encode it: an image of bytes, or numbers in the shape of an image."""
-        return self.kind == "image" or (self.kind == "numbers" and has_shape_of_image(self.shape, self.channels))
+        """Whether convolutions encode it: an image of bytes, or of numbers."""
+        return self.kind == "image" or self.is_image
 
     @property
     def name(self) -> str:
@@ -72,7 +75,8 @@ class ObservationPart:
     def __str__(self) -> str:
         channels = f" channels {self.channels}" if self.has_pixels and len(self.shape) > 2 else ""
         name = f"{self.name} " if self.path else ""
-        return f"{name}{self.kind} {self.shape} {self.dtype}{channels}"
+        kind = "image" if self.has_pixels else self.kind
+        return f"{name}{kind} {self.shape} {self.dtype}{channels}"
 
 
 def find_channels(shape: tuple[int, ...]) -> Channels:
@@ -86,11 +90,14 @@ def find_channels(shape: tuple[int, ...]) -> Channels:
     return "first" if shape[-2] == shape[-1] or shape[-3] < shape[-1] else "last"
 
 
-def has_shape_of_image(shape: tuple[int, ...], channels: Channels) -> bool:
+def has_axes_of_image(shape: tuple[int, ...]) -> bool:
     """Whether an array may be an image: [H, W], [C, H, W], [H, W, C], or a stack of images with channels."""
-    if len(shape) not in (2, 3, 4):
-        return False
-    return min(image_size(shape, channels)) >= _SMALLEST_IMAGE
+    return len(shape) in (2, 3, 4)
+
+
+def has_shape_of_image(shape: tuple[int, ...], channels: Channels) -> bool:
+    """Whether bytes of this shape are an image: both height and width are 8 or more."""
+    return has_axes_of_image(shape) and min(image_size(shape, channels)) >= _SMALLEST_IMAGE
 
 
 def image_size(shape: tuple[int, ...], channels: Channels) -> tuple[int, int]:
@@ -159,6 +166,11 @@ class ObservationLayout:
             return self.num_floats
         num_bytes = FLOAT_BYTES * self.num_floats + self.num_pixels
         return -(-num_bytes // FLOAT_BYTES) * FLOAT_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row."""
+        return self.row_size * (1 if self.num_pixels else FLOAT_BYTES)
 
     @cached_property
     def places(self) -> tuple[slice, ...]:
@@ -309,6 +321,19 @@ def stored_action(action: Action) -> tuple[str, tuple[int, ...]]:
     return "float32", (action.size,)
 
 
+def mask_layout(action: TreeAction) -> str:
+    """The numbers of a mask that belong to each choice, in the order of the space: Gymnasium sorts the keys of Dict."""
+    found, start = [], 0
+    for path, leaf in zip(action.paths, action.leaves, strict=True):
+        name = "/".join(map(str, path))
+        is_short = len(leaf.num_choices) <= _MOST_ELEMENTS
+        for element, count in enumerate(leaf.num_choices if is_short else (sum(leaf.num_choices),)):
+            suffix = "" if isinstance(leaf, DiscreteAction) or not is_short else f"[{element}]"
+            found.append(f"{name}{suffix} {start} to {start + count - 1}")
+            start += count
+    return ", ".join(found)
+
+
 class AgentSpaces(NamedTuple):
     """The observations and actions of an agent."""
 
@@ -336,7 +361,10 @@ class EnvSpec:
         of_agents: index in `spaces`, for each agent; empty if all have the same.
         reward_shaping: names and default values of the factors of its reward that `set_reward_shaping` changes.
         takes_training_info: whether it has `set_training_info`.
-        computes_reward: whether it has `compute_reward`, with which rewards of other goals are computed.
+        computes_reward: whether it has a method `compute_reward` (Gymnasium-Robotics: environments with goals).
+        made_of: id of the registered environment inside wrappers and functions; empty without one.
+        keeps_spaces: whether its spaces equal the spaces of `made_of`.
+        frames_per_step: frames of a preprocessed game in one step; 1 for other environments.
     """
 
     env_id: str
@@ -352,6 +380,9 @@ class EnvSpec:
     reward_shaping: tuple[tuple[str, float], ...] = ()
     takes_training_info: bool = False
     computes_reward: bool = False
+    made_of: str = ""
+    keeps_spaces: bool = True
+    frames_per_step: int = 1
 
     @cached_property
     def kinds(self) -> tuple[EnvSpec, ...]:
@@ -414,26 +445,21 @@ class EnvSpec:
         values = dict(data)
         parts = tuple(_part_from_data(part) for part in values.pop("observation"))
         for name in ("agents", "of_agents"):
-            values[name] = tuple(values.get(name, ()))
-        values["reward_shaping"] = tuple((name, value) for name, value in values.get("reward_shaping", ()))
+            values[name] = tuple(values[name])
+        values["reward_shaping"] = tuple((name, value) for name, value in values["reward_shaping"])
         values["spaces"] = tuple(
             AgentSpaces(ObservationLayout(tuple(map(_part_from_data, of_parts))), _action_from_data(action))
-            for of_parts, action in values.get("spaces", ())
+            for of_parts, action in values["spaces"]
         )
         return cls(observation=ObservationLayout(parts), action=_action_from_data(values.pop("action")), **values)
 
 
 def _row_text(row: ObservationLayout) -> str:
-    size = row.row_size * (1 if row.num_pixels else FLOAT_BYTES)
-    return f"{row} ({size} bytes each)"
+    return f"{row} ({row.row_bytes} bytes each)"
 
 
 def _part_from_data(data: Mapping[str, Any]) -> ObservationPart:
-    values = _with_tuples(data)
-    if "channels" not in values:  # saved by an older version, with an older rule
-        shape = values["shape"]
-        values["channels"] = "first" if len(shape) > 2 and shape[-3] < shape[-1] else "last"
-    return ObservationPart(**values)
+    return ObservationPart(**_with_tuples(data))
 
 
 def _action_to_data(action: Action) -> dict[str, Any]:

@@ -94,7 +94,12 @@ def write_episodes(path: Path, env_id: str, t_start: float, seed: int, played: S
             numbers |= result.extra_stats[episode]
             names |= dict.fromkeys(numbers)
             ended_s = policy.started_s + result.ended_at_s[episode]
-            cells = [f"{episode_return:.6f}", length, f"{ended_s:.6f}", episode_seed(seed, episode)]
+            cells = [
+                f"{episode_return:.6f}",
+                length,
+                f"{ended_s:.6f}",
+                result.seeds[episode] if result.seeds else episode_seed(seed, episode),
+            ]
             rows.append((ended_s, [*cells, policy.name] if len(played) > 1 else cells, numbers))
     columns = ("r", "l", "t", "seed", *(("policy",) if len(played) > 1 else ()), *names)
     with open(path, "w", encoding="utf-8", newline="") as file:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import statistics
@@ -19,16 +21,34 @@ import numpy.typing as npt
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv, AgentsState
-from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
+from asyncrl.envs.errors import (
+    ENVIRONMENT_EXCEPTIONS,
+    FATAL_IN_A_ROW,
+    FIRST_STEPS,
+    EnvironmentFailed,
+    environment_traceback,
+    kind_of,
+)
 from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.interface import numbers_among, numbers_at_end, problem_of_step
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
-from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.showing import FilmedEnv
+from asyncrl.envs.spaces import read_spec, seed_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import mean_extra_stats
+from asyncrl.runtime.forks import use_one_thread_in_a_fork
+from asyncrl.runtime.seeding import (
+    Stream,
+    derive_seed,
+    restoring_global_generators,
+    role_seed,
+    seed_global_generators,
+)
 
 # Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
 _FIRST_SEED_IDX = 1_000_000_000
+_SEEDS_OF_ATTEMPT = 10_000_000
+"""An episode that a failure ended begins again with a seed so many further: the failure may follow from the seed."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +65,8 @@ class EvaluationResult:
         returns_by_agent: returns of each agent, by its name; `returns` are their means. Empty for a single agent.
         extra_stats: the environment's own numbers of each episode; empty if it has none.
         ended_at_s: seconds from the start of the evaluation to the end of each episode.
+        num_lost: episodes that a failure of the environment ended. Each was replaced by one with another seed.
+        seeds: seed of the environment in each episode.
     """
 
     returns: tuple[float, ...]
@@ -54,6 +76,8 @@ class EvaluationResult:
     returns_by_agent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     extra_stats: tuple[Mapping[str, float], ...] = ()
     ended_at_s: tuple[float, ...] = field(default=(), compare=False)
+    num_lost: int = 0
+    seeds: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def mean_reward(self) -> float:
@@ -86,6 +110,7 @@ class EvaluationResult:
             "episodes": len(self.returns),
             "env_steps": self.env_steps,
             "checkpoint": self.checkpoint,
+            **({"lost_episodes": self.num_lost} if self.num_lost > 0 else {}),
             **({"mean_reward_by_agent": self._mean_by_agent} if self.returns_by_agent else {}),
             **({"episode_extra_stats": means} if (means := self.mean_extra_stats) else {}),
         }
@@ -95,6 +120,8 @@ class EvaluationResult:
         if self.std_reward is not None and self.ci95 is not None:
             text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"
         text += f", {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
+        if self.num_lost > 0:
+            text += f"; {self.num_lost} more were lost, because the environment failed"
         means = {**self._mean_by_agent, **self.mean_extra_stats}
         return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in means.items())])
 
@@ -114,6 +141,22 @@ class EvaluationResult:
     @property
     def _mean_by_agent(self) -> dict[str, float]:
         return {name: statistics.fmean(returns) for name, returns in self.returns_by_agent.items()}
+
+
+class EvaluationCut(EnvironmentFailed):
+    """The environment failed too often.
+
+    Attributes:
+        result: the episodes that were finished before; None without one.
+    """
+
+    def __init__(self, text: str, result: EvaluationResult | None) -> None:
+        super().__init__(text)
+        self.result = result
+
+
+class _WrongValue(EnvironmentFailed):
+    """The environment returned a value that cannot be read, which a new one would return again."""
 
 
 class Player(Protocol):
@@ -155,6 +198,7 @@ def evaluate(
     others: Sequence[Player] = (),
     choose: Choose = lambda agent, episode: 0,
     max_steps: int | None = None,
+    global_seed: int | None = None,
 ) -> EvaluationResult:
     """Plays a policy for a fixed number of episodes, all of which count.
 
@@ -174,20 +218,40 @@ def evaluate(
         others: further players of agents.
         choose: which of `(policy, *others)` plays an agent in an episode; each plays agents with one kind of spaces.
         max_steps: steps after which an episode ends here, although it would go on; None for no limit.
+        global_seed: seed of Python's, NumPy's and PyTorch's global generators and of the environments' spaces; by
+            default derived from `seed`. The generators are restored at the end, because training may go on here.
 
     Raises:
-        EnvironmentFailed: the environment's own code raised, or it returned a reward that is not finite.
+        EvaluationCut: the environment failed more often than `max_env_failures` allows, or a new one failed in the same
+            way at once, `FATAL_IN_A_ROW` times in a row. After other failures it is recreated, and the episode counts
+            as lost.
+        EnvironmentFailed: it returned a value that is wrong or not finite.
         UsageError: the environment cannot be made, has other spaces than the policy's, or an episode has no end.
     """
+    use_one_thread_in_a_fork()
     spec, players = policy.spec, (policy, *others)
     lanes: list[_Lane] = []
+    failures = _Failures(policy.config.max_env_failures)
+    started_at = time.monotonic()
+    global_seed = role_seed(seed, "evaluate") if global_seed is None else global_seed
+
+    def make_one(idx: int) -> gymnasium.Env[Any, Any]:
+        env = make_checked_env(policy.config) if make is None else make(idx)
+        seed_spaces(env, derive_seed(global_seed, Stream.EVALUATION, idx))
+        return env
+
+    ending = contextlib.ExitStack()
+    ending.enter_context(restoring_global_generators())
     try:
+        seed_global_generators(global_seed)
         # A simulator of tensors may take long to start, and much of the device.
         num_lanes = 1 if spec.gives_tensors else min(num_envs, episodes)
         for idx in range(num_lanes):
-            env = make_checked_env(policy.config) if make is None else make(idx)
+            make_its = functools.partial(make_one, idx)
+            env = failures.retry(idx, make_its)
             make_lane = _AgentsLane if spec.agents else _Lane
-            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose, max_steps))
+            own = list(range(idx, episodes, num_lanes))
+            lanes.append(make_lane(env, spec, seed, own, choose, max_steps, make_its, failures))
             if idx == 0:
                 _check_spaces(env, policy)
         size = spec.num_agents
@@ -195,15 +259,14 @@ def evaluate(
         obs = np.zeros((num_lanes * size, max(row_sizes)), dtype=spec.observation.row_dtype)
         states = [player.initial_state(len(obs)) for player in players]
         for row, lane in enumerate(lanes):
-            lane.reset(obs[row * size : (row + 1) * size])
+            lane.begin(obs[row * size : (row + 1) * size])
         playing, reported_at = list(lanes), time.monotonic()
-        started_at = reported_at
         while playing:
             chosen = [each for lane in playing for each in lane.players]
             actions = _act(players, chosen, obs, row_sizes, states, deterministic)
             for row, lane in enumerate(playing):
                 columns = slice(row * size, (row + 1) * size)
-                begins = lane.step(actions[columns], obs[columns])
+                begins = lane.advance(actions[columns], obs[columns])
                 for state in states:
                     state[columns][begins] = 0.0
             if not all(lane.episodes for lane in playing):
@@ -213,12 +276,26 @@ def evaluate(
             if report is not None and time.monotonic() - reported_at >= report_every_s:
                 reported_at = time.monotonic()
                 report(sum(len(lane.finished) for lane in lanes), sum(lane.num_steps for lane in lanes))
+    except EvaluationCut as cut:
+        cut.result = _result(lanes, spec, seed, started_at, failures)
+        raise
     finally:
-        with contextlib.ExitStack() as closing:
-            for lane in lanes:
-                closing.callback(_close, lane.env)
+        for lane in lanes:
+            ending.callback(_close, lane.env)
+        ending.close()
+    result = _result(lanes, spec, seed, started_at, failures)
+    assert result is not None
+    return result
+
+
+def _result(
+    lanes: Sequence[_Lane], spec: EnvSpec, seed: int, started_at: float, failures: _Failures
+) -> EvaluationResult | None:
+    """The episodes that are finished; None without one."""
     finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
-    played = [finished[episode] for episode in range(episodes)]
+    played = [finished[episode] for episode in sorted(finished)]
+    if not played:
+        return None
     by_agent = zip(*(episode.returns for episode in played), strict=True)
     return EvaluationResult(
         tuple(statistics.fmean(episode.returns) for episode in played),
@@ -226,13 +303,63 @@ def evaluate(
         returns_by_agent=dict(zip(spec.agents, by_agent, strict=False)),
         extra_stats=tuple(episode.extra_stats for episode in played),
         ended_at_s=tuple(episode.ended_at - started_at for episode in played),
+        num_lost=failures.num_lost,
+        seeds=tuple(episode.seed for episode in played),
     )
+
+
+class _Failures:
+    """The failures of an evaluation's environments, and the decision whether it continues."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.num_lost = self._num = 0
+        self._known: set[tuple[object, ...]] = set()
+        self._same_in_a_row: dict[int, tuple[tuple[object, ...], int]] = {}
+
+    def note(self, lane: int, failure: EnvironmentFailed, step: int) -> None:
+        """Counts a failure of an environment at a step of its episode.
+
+        Raises:
+            EvaluationCut: there were too many, or this one would come again.
+        """
+        if isinstance(failure, EvaluationCut):
+            raise failure
+        cause = failure.__cause__
+        comes_again = (UsageError, SystemExit, bdb.BdbQuit, ObservationMismatch)
+        if cause is None or isinstance(failure, _WrongValue) or isinstance(cause, comes_again):
+            raise EvaluationCut(str(failure), None) from cause
+        self._num += 1
+        kind = kind_of(cause)
+        before, count = self._same_in_a_row.get(lane, (kind, 0))
+        count = count + 1 if kind == before and (step <= FIRST_STEPS or count == 0) else 1
+        self._same_in_a_row[lane] = kind, count
+        if count >= FATAL_IN_A_ROW or self._num > self._most:
+            text = f"the environment failed {self._num} times (--max_env_failures={self._most}); the last failure:\n"
+            raise EvaluationCut(str(failure) if self._num <= self._most else text + str(failure), None) from cause
+        if kind not in self._known:
+            self._known.add(kind)
+            log.warning("%s\nThe environment is made again, and the evaluation continues.", failure)
+
+    def note_episode(self, lane: int) -> None:
+        """Notes that an episode was finished, so the environment works in principle."""
+        self._same_in_a_row.pop(lane, None)
+
+    def retry(self, lane: int, call: Callable[[], Any]) -> Any:
+        """Calls a function that makes an environment, again after a failure."""
+        while True:
+            try:
+                return call()
+            except EnvironmentFailed as failure:
+                self.note(lane, failure, 0)
 
 
 def _check_spaces(env: gymnasium.Env[Any, Any], policy: PlayedPolicy) -> None:
     """Refuses an environment that has changed since the training: the policy's actions would mean something else."""
     config, inner = policy.config, env.unwrapped
-    present = read_spec(inner if isinstance(inner, AgentsEnv) else env, config.env_id, config.image_channels)
+    present = read_spec(
+        inner if isinstance(inner, AgentsEnv) else env, config.env_id, config.image_channels, config.image_keys
+    )
     if _as_networks_need(present) != _as_networks_need(policy.spec):
         text = f"{config.env_id} has spaces that the policy was not trained with"
         raise UsageError(f"{text}: {present} instead of {policy.spec}.")
@@ -295,12 +422,13 @@ def make_checked_env(config: TrainConfig) -> gymnasium.Env[Any, Any]:
 
 @dataclass(frozen=True)
 class _FinishedEpisode:
-    """The return of each agent, the steps, the environment's own numbers, and when it ended (`time.monotonic`)."""
+    """Returns of the agents, steps, the environment's own numbers, when it ended (`time.monotonic`), its seed."""
 
     returns: tuple[float, ...]
     length: int
     extra_stats: dict[str, float]
     ended_at: float
+    seed: int
 
 
 class _Lane:
@@ -314,8 +442,13 @@ class _Lane:
         episodes: list[int],
         choose: Choose,
         max_steps: int | None,
+        make: Callable[[], gymnasium.Env[Any, Any]],
+        failures: _Failures,
     ) -> None:
         self.env, self.episodes = env, episodes
+        self._lane = episodes[0]
+        self._make, self._failures = make, failures
+        self._attempt = 0  # of the present episode
         self.players: list[int] = []  # of each agent, in the present episode
         self._choose = choose
         self._max_steps = math.inf if max_steps is None else max_steps
@@ -328,11 +461,45 @@ class _Lane:
         self._agents = spec.agents
         self._returns, self._length = [0.0] * spec.num_agents, 0
 
+    def begin(self, rows: npt.NDArray[Any]) -> None:
+        """Begins the next episode; after a failure in another environment, and with another seed."""
+        while True:
+            try:
+                self.reset(rows)
+                return
+            except EnvironmentFailed as failure:
+                self._renew(failure)
+
+    def advance(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
+        """`step`; if the environment fails, its episode is lost and begins again in another environment."""
+        try:
+            return self.step(actions, rows)
+        except EnvironmentFailed as failure:
+            self._renew(failure)
+            self.begin(rows)
+            return list(range(len(self._returns)))
+
+    def _renew(self, failure: EnvironmentFailed) -> None:
+        self._failures.note(self._lane, failure, self._length)
+        self._failures.num_lost += 1
+        self._attempt += 1
+        made = self._failures.retry(self._lane, self._make)
+        if isinstance(self.env, FilmedEnv) and isinstance(made, FilmedEnv):  # the video continues
+            failed, self.env.env = self.env.env, made.env
+            _close(failed)
+        else:
+            _close(self.env)
+            self.env = made
+
+    @property
+    def _seed_of_episode(self) -> int:
+        return episode_seed(self._seed, self.episodes[0] + self._attempt * _SEEDS_OF_ATTEMPT)
+
     def reset(self, rows: npt.NDArray[Any]) -> Any:
         """Begins the next episode and writes its first observation to `rows [N, row_size]`, N being 1."""
         self._returns, self._length, self._extra_stats = [0.0] * len(self._returns), 0, {}
         self.players = [self._choose(agent, self.episodes[0]) for agent in range(len(self._returns))]
-        seed = episode_seed(self._seed, self.episodes[0])
+        seed = self._seed_of_episode
         obs = self._call("reset", lambda: self.env.reset(seed=seed))[0]
         self._write(obs, rows)
         return obs
@@ -348,7 +515,7 @@ class _Lane:
         except Exception as error:
             text = f"The environment returned a wrong value, {self._moment}"
             problem = problem_of_step(result, is_end=True) or str(error)
-            raise EnvironmentFailed(f"{text}: {problem}") from error
+            raise _WrongValue(f"{text}: {problem}") from error
         self._add_reward(0, reward)
         self._count_step()
         if not is_over:
@@ -370,10 +537,13 @@ class _Lane:
 
     def _end(self, rows: npt.NDArray[Any]) -> list[int]:
         """Ends the episode and begins the next one, if there is one."""
-        of_episode = _FinishedEpisode(tuple(self._returns), self._length, self._extra_stats, time.monotonic())
+        ended_at, seed = time.monotonic(), self._seed_of_episode
+        of_episode = _FinishedEpisode(tuple(self._returns), self._length, self._extra_stats, ended_at, seed)
         self.finished[self.episodes.pop(0)] = of_episode
+        self._failures.note_episode(self._lane)
+        self._attempt = 0
         if self.episodes:
-            self.reset(rows)
+            self.begin(rows)
         return list(range(len(self._returns)))
 
     def _write(self, obs: Any, rows: npt.NDArray[Any]) -> None:

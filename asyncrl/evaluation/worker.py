@@ -32,6 +32,7 @@ from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.own_settings import with_own_settings
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 POLL_S = 0.2
@@ -54,12 +55,14 @@ class PublishedPolicy:
         model: the copy.
     """
 
+    @with_own_settings
     def __init__(self, config: TrainConfig, spec: EnvSpec, weights: WeightsChannel) -> None:
         self.config, self.spec, self.weights = config, spec, weights
         self.model = make_acting_model(spec, config).eval()
         self._flat = FlatParameters(self.model, with_grad=False)
         self._block = np.empty(block_size(self.model), dtype=np.float32)
 
+    @with_own_settings
     def read(self) -> Publication:
         """Copies the newest weights and statistics, of which there must be some."""
         news = self.weights.read(self._block, 0)
@@ -79,10 +82,12 @@ class PublishedTeam:
     Attributes:
         policy: the policy. Several workers of the process may read it.
         others: by the agent's number, the policies that play agents in its place. Their returns do not count.
+        global_seed: see `evaluate`.
     """
 
     policy: PublishedPolicy
     others: Mapping[int, PublishedPolicy] = field(default_factory=dict)
+    global_seed: int = 0
 
     @property
     def is_published(self) -> bool:
@@ -153,6 +158,7 @@ class PublishedTeam:
             others=[other.player(seed + number) for number, other in enumerate(self.others.values(), start=1)],
             choose=lambda agent, _: others.index(agent) + 1 if agent in others else 0,
             max_steps=max_steps,
+            global_seed=self.global_seed,
         )
         return result.of_agents([agent for agent in range(self.policy.spec.num_agents) if agent not in others])
 
@@ -260,6 +266,7 @@ class EvaluationWorker:
                 episodes=len(result.returns),
                 wall_s=time.monotonic() - started,
                 policy_idx=self._policy_idx,
+                num_lost=result.num_lost,
             )
         ]
         if self._config.best_metric == "eval" and (self._best is None or result.mean_reward > self._best):

@@ -1,6 +1,6 @@
 """What a learner changes at each step: parameters and their memory, Adam, its learning rate, running moments.
 
-`ParameterStore` allocates private memory; `asyncrl.hogwild.storage` has one whose memory other processes share.
+`ParameterStore` allocates private memory; `asyncrl.modes.hogwild.storage` has one whose memory other processes share.
 """
 
 from __future__ import annotations
@@ -200,7 +200,36 @@ def _describe(name: str, values: Tensor) -> str:
     return f"{name}: {span}" + (f", and {lost} of {len(values)} are not finite" if lost else "")
 
 
-VARIANCE_EPS = 1e-5
+_RESOLUTION = torch.finfo(torch.float32).eps
+_ROUNDING = torch.finfo(torch.float64).eps
+_FLOOR = 1e-5  # added to variances above it, and the variance that divides constant elements
+
+
+def varies(mean: Tensor, variance: Tensor) -> Tensor:
+    """[D] bool, whether each element varies by more than rounding.
+
+    It is constant if it varies by less than float32 numbers of its mean's size can show, or by less than the rounding
+    of float64 numbers of size 1.
+    """
+    return variance.sqrt() > (mean.abs() * _RESOLUTION).clamp(min=_ROUNDING)
+
+
+def divisor_of(mean: Tensor, variance: Tensor) -> Tensor:
+    """[D] the standard deviation of each element, by which it is divided.
+
+    Elements with a variance above 1e-5, and constant ones, have 1e-5 added to it: without it Humanoid and Ant ended
+    lower (CHANGELOG.md). Smaller elements are divided by their own deviation, so their unit does not matter.
+    """
+    has_changes, is_small = varies(mean, variance), variance < _FLOOR
+    divisor = variance.sqrt().where(has_changes & is_small, (variance + _FLOOR).sqrt())
+    return divisor.where(has_changes | is_small, 1.0)  # 1 for the rounding of large numbers
+
+
+def variance_of(divisor: Tensor) -> Tensor:
+    """[D] float64 variance of the elements with these divisors; about 0 for constant ones."""
+    square = divisor.double().square()
+    variance = square.where(square < _FLOOR * (1.0 - 1e-6), (square - _FLOOR).clamp(min=0.0))
+    return variance.where(divisor != 1.0, 0.0)
 
 
 class RunningMoments:
@@ -228,8 +257,8 @@ class RunningMoments:
 
     @property
     def std(self) -> Tensor:
-        """[D] float64 deviation, at least 0.003, so that normalizing a constant element gives small numbers."""
-        return (self.variance + VARIANCE_EPS).sqrt()
+        """[D] float64 standard deviation, by which elements are divided (`divisor_of`)."""
+        return divisor_of(self.mean, self.variance)
 
     def update(self, batch: Tensor) -> None:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.
@@ -260,7 +289,7 @@ class RunningMoments:
     def adopt(self, mean: Tensor, std: Tensor) -> None:
         """Replaces the moments by those of other vectors, `[D]` each; they count as much as the vectors before."""
         self.mean.copy_(mean)
-        self.variance.copy_(std.double().square().sub_(VARIANCE_EPS).clamp_(min=0.0))
+        self.variance.copy_(variance_of(std))
 
     def merge(self) -> None:
         """Adopts the moments of other processes, where they are shared."""

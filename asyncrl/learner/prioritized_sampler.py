@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.pinning import to_device
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.replay_sampler import IntArray, ReplaySampler, Transitions
+from asyncrl.learner.replay_sampler import IntArray, ReplaySampler
 
 _SMALLEST_ERROR = 1e-6
 

@@ -209,8 +209,12 @@ class RankConsensus:
             change = self._control.take_change()
             new_values = None if change is None else change.new_values
         flags = [ends, is_interrupted, self._wants_to_save, new_values is not None, is_done]
-        rows = self.ranks.gather([*flags, num_updates, env_steps])
-        all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)
+        # Schedules follow the clock of rank 0, so that learning rates remain equal.
+        steps_by_time = 0 if self._control is None else self._control.steps_by_time
+        rows = self.ranks.gather([*flags, num_updates, env_steps, steps_by_time])
+        all_end, all_interrupted, saves, changes, all_done, all_updates, steps, (first, *_) = zip(*rows, strict=True)
+        if self._control is not None:
+            self._control.steps_by_time = first
         if any(changes):
             numbers = torch.tensor((new_values or NO_CHANGES).to_numbers(), dtype=torch.float64)
             new_values = Hyperparameters.from_numbers(self.ranks.take_from_first(numbers).tolist())

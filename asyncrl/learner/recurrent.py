@@ -1,4 +1,4 @@
-"""Updates of SAC and TD3 on sequences of rows, with recurrent policy and critics.
+"""SAC and TD3 on sequences of rows, with recurrent policy and critics; the updates are those of single steps.
 
 Policy and critics have encoders and recurrent cores of their own, as Ni et al. 2022, "Recurrent Model-Free RL Can Be a
 Strong Baseline for Many POMDPs" (arXiv:2110.05038) recommend. All networks run through the same rows. The policy begins
@@ -14,67 +14,91 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms import sac, td3
+from asyncrl.algorithms.off_policy import Steps
 from asyncrl.config.errors import UsageError
 from asyncrl.learner.replay_learner import ReplayLearner
-from asyncrl.learner.sac import SacLearner, expected
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.sequence_sampler import Sequences
 from asyncrl.learner.td3 import Td3Learner
-from asyncrl.learner.update_runner import Figures
-from asyncrl.models.encoders import Inputs
+from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.sac import SacActor, TwinCritic
 
 _NO_GRAPHS = "Updates of a recurrent policy from a replay run without --compile=cuda_graph."
 
 
-class _Rows:
-    """A batch of sequences row by row, steps first, as the networks read it.
+class SequenceSteps(Steps):
+    """The rows of N sequences that are trained, as B = L * N samples, steps first; some have the weight 0.
 
     Attributes:
-        obs: normalized observations of T + 1 rows.
-        action, reward, discount: of the L = T - K rows that are trained, `[L * N, ...]`.
-        num_sequences: N.
+        obs: normalized observations of the rows.
+        later: those after them.
     """
 
-    def __init__(self, learner: ReplayLearner, batch: Sequences) -> None:
+    def __init__(self, batch: Sequences, learner: ReplayLearner, trains_actor: bool) -> None:
         """Takes a batch on the learner's device."""
         rows = (batch.obs, batch.action, batch.reward, batch.discount, batch.weight)
-        obs, self.action, self.reward, self.discount, weight = (each.transpose(0, 1).flatten(0, 1) for each in rows)
-        self.obs = learner.model.inputs_of(obs)
-        self.num_sequences, num_trained = batch.reward.shape
-        self._begins, self._rnn_state = batch.begins.t(), batch.rnn_state.to(self.obs.floats)
+        obs, self.action, self.reward, self.discount, self.weight = (
+            each.transpose(0, 1).flatten(0, 1) for each in rows
+        )
+        self.between_discount = self.reward.new_empty((len(self.reward), 0))
+        self._rows = learner.model.inputs_of(obs)  # of the burn-in, too, and of the last row's next observation
+        self._num_sequences, num_trained = batch.reward.shape
+        self._begins, self._rnn_state = batch.begins.t(), batch.rnn_state.to(self._rows.floats)
         self._burn_in = len(self._begins) - 1 - num_trained
-        self._share = weight / weight.sum().clamp(min=1.0)
-        self._in_reduced_precision = learner.in_reduced_precision
+        self.obs = self._rows.slice(self._burn_in * self._num_sequences, -self._num_sequences)
+        self.later = self._rows.slice((self._burn_in + 1) * self._num_sequences)
+        self._share = self.weight / self.weight.sum().clamp(min=1.0)
+        self.precision = learner.in_reduced_precision
+        self._trains_actor = trains_actor
+        self._outputs: dict[SacActor, Tensor] = {}
 
-    @property
-    def trained_obs(self) -> Inputs:
-        """Observations of the rows that are trained."""
-        return self.obs.slice(self._burn_in * self.num_sequences, -self.num_sequences)
+    def policy(self, actor: SacActor) -> Tensor:
+        return self._policy_outputs(actor)[: -self._num_sequences]
+
+    def later_policy(self, actor: SacActor) -> Tensor:
+        return self._policy_outputs(actor).detach()[self._num_sequences :]
+
+    def critic_outputs(
+        self, critic: TwinCritic, target: TwinCritic | None, action: Tensor, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert target is not None
+        with torch.no_grad():
+            next_values = self._values(target, self._features(target)[self._num_sequences :], next_action)
+        return self._values(critic, self._features(critic)[: -self._num_sequences], action), next_values
+
+    def policy_values(self, critic: TwinCritic, action: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self._features(critic)[: -self._num_sequences]
+        return self._values(critic, features, action)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over samples of `values: [..., L * N]`."""
         return (values * self._share).sum(-1)
 
-    def parameters(self, actor: SacActor) -> Tensor:
-        """The policy's outputs `[(L + 1) * N, P]` in the rows that are trained, and after the last of them."""
-        with self._in_reduced_precision():
-            return actor.unroll(self.obs, self._rnn_state, self._begins, self._burn_in)
+    def critic_figures(self, values: Tensor, reward: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.mean(values.detach()).mean(), self._rows.floats.sum()
 
-    def features(self, critic: TwinCritic) -> Tensor:
+    def _policy_outputs(self, actor: SacActor) -> Tensor:
+        """The outputs `[(L + 1) * N, P]` in the rows that are trained, and after the last of them; of one pass."""
+        if actor not in self._outputs:
+            with torch.set_grad_enabled(self._trains_actor), self.precision():
+                self._outputs[actor] = actor.unroll(self._rows, self._rnn_state, self._begins, self._burn_in)
+        return self._outputs[actor]
+
+    def _features(self, critic: TwinCritic) -> Tensor:
         """The critics' features `[(L + 1) * N, F]` in the same rows."""
-        with self._in_reduced_precision():
-            return critic.unroll(self.obs, self._begins, self._burn_in)
+        with self.precision():
+            return critic.unroll(self._rows, self._begins, self._burn_in)
 
-    def values(self, critic: TwinCritic, features: Tensor, action: Tensor) -> Tensor:
-        """Values `[2, L * N, M]` of continuous actions `[L * N, C]` with each combination of choices."""
-        with self._in_reduced_precision():
-            return critic.combine(features, action).to(self.obs.floats)
+    def _values(self, critic: TwinCritic, features: Tensor, action: Tensor) -> Tensor:
+        """Values `[K, L * N, M]` of continuous actions `[L * N, C]` with each combination of choices."""
+        with self.precision():
+            return critic.combine(features, action).to(self._rows.floats)
 
 
 class _SequenceLearner(ReplayLearner):
     """What both have in common: a sequence's rows are the transitions of a minibatch, and updates are no graphs."""
 
+    algorithm: Any
     critic: TwinCritic
 
     def __init__(self, *args: Any) -> None:
@@ -90,77 +114,18 @@ class _SequenceLearner(ReplayLearner):
         if own.values is not TwinCritic.values and own.combine is TwinCritic.combine:
             text = f"--use_rnn=True: the critics {own.__name__} override values, but unroll and combine are called."
             raise UsageError(text)
-        if self._graphs is not None:  # the host reads where episodes end
-            self._graphs, self.notice = None, _NO_GRAPHS
+        if isinstance(self._step, UpdateRunner):  # the host reads where episodes end
+            self._step, self.notice = self._update, _NO_GRAPHS
+
+    def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> tuple[Tensor, Tensor | None]:
+        steps = SequenceSteps(Sequences(*inputs[:-1]), self, trains_actor)
+        figures: tuple[Tensor, Tensor | None] = self.algorithm.update(steps, inputs[-1], trains_actor)
+        return figures
 
 
 class RecurrentSacLearner(_SequenceLearner, SacLearner):
     """SAC on sequences."""
 
-    def _inputs_of(self, batch: Any, trains_actor: bool) -> Sequence[Tensor]:
-        """The batch, and noise for actions at next observations, and at the first ones if the policy is trained."""
-        own, num_rows = self.model.statistics, (2 if trains_actor else 1) * batch.reward.numel()
-        shape = (num_rows, self._parts.num_continuous)
-        return *batch, torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
-
-    def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        rows, noise = _Rows(self, Sequences(*inputs[:-1])), inputs[-1]
-        size, after, ent_coef = len(rows.reward), rows.num_sequences, self._log_ent_coef.exp()[0]
-        target_critic = self.target_critic
-        assert target_critic is not None and self._target is not None
-        with torch.set_grad_enabled(trains_actor):
-            parameters = rows.parameters(self.model)
-        # Target: the expected return after each row, by the smaller of two target critics.
-        action, log_prob, log_probs = self._sample(parameters.detach()[after:], noise[-size:])
-        next_values = rows.values(target_critic, rows.features(target_critic)[after:], action)
-        next_value = self._soft_value(next_values, log_probs, log_prob, ent_coef)
-        target = sac.soft_target(rows.reward, rows.discount, next_value)
-        # Critics and target critics.
-        with torch.enable_grad():
-            features = rows.features(self.critic)[:-after]
-            outputs = rows.values(self.critic, features, self._parts.continuous_of(rows.action))
-            values = self._parts.chosen_values(outputs, rows.action)
-            loss = 0.5 * rows.mean((values - target).square()).sum()
-            self._critic.flat.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-        figures = torch.stack((loss.detach(), rows.mean(values.detach()).mean(), rows.obs.floats.sum()))
-        critic_figures = self._critic.step(self._rate, figures)
-        self._target.follow(self._critic, self._config.tau)
-        if not trains_actor:
-            return critic_figures, None
-        # Policy and entropy coefficient.
-        features = rows.features(self.critic)[:-after]
-        with torch.enable_grad():
-            action, log_prob, log_probs = self._sample(parameters[:-after], noise[:size])
-            values = rows.values(self.critic, features, action)
-            loss = -rows.mean(self._soft_value(values, log_probs, log_prob, ent_coef))
-            self._actor.flat.zero_grad()
-            loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
-        entropy = -rows.mean((log_prob + expected(log_probs, log_probs)).detach())
-        return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, rows.trained_obs, rows.mean)
-
 
 class RecurrentTd3Learner(_SequenceLearner, Td3Learner):
     """TD3 on sequences."""
-
-    def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        rows, noise = _Rows(self, Sequences(*inputs[:-1])), inputs[-1]
-        after, critic, target_critic = rows.num_sequences, self.critic, self.target_critic
-        next_action = self._smoothed(rows.parameters(self.target_actor)[after:].tanh(), noise)
-        next_values = rows.values(target_critic, rows.features(target_critic)[after:], next_action).squeeze(-1)
-        target = td3.clipped_double_target(rows.reward, rows.discount, next_values)
-        with torch.enable_grad():
-            values = rows.values(critic, rows.features(critic)[:-after], rows.action.tanh()).squeeze(-1)
-            loss = 0.5 * rows.mean((values - target).square()).sum()
-            self._critic.flat.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-        critic_figures = self._step_critic(loss.detach(), rows.mean(values.detach()), rows.obs.floats.sum())
-        if not trains_actor:
-            return critic_figures, None
-        features = rows.features(critic)[:-after]
-        with torch.enable_grad():
-            action = rows.parameters(self.model)[:-after].tanh()
-            loss = -rows.mean(rows.values(critic, features, action)[0, :, 0])
-            self._actor.flat.zero_grad()
-            loss.backward(inputs=[each for each in self.model.parameters() if each.requires_grad])  # type: ignore[no-untyped-call]
-        return critic_figures, self._step_actor(loss.detach())

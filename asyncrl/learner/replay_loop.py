@@ -93,7 +93,7 @@ class ReplayLoop:
         self._stop_at = self._steps_before + most_env_steps  # as the stripes count
         self._unreported: list[UpdateMetrics] = []
         self._report_started = time.monotonic()
-        learner.set_exploration(first_env_steps)
+        learner.set_exploration(max(first_env_steps, control.steps_by_time))
         self._publish()
 
     @property
@@ -139,23 +139,7 @@ class ReplayLoop:
                 self._sampler.gamma = new_values.gamma
             self._changes, self._changed_at = agreement.hyperparameters.changes(), self._learner.policy_version
         if num_updates > 0:
-            if self._prioritized is not None:
-                self._prioritized.beta = importance_exponent(self._config, self.env_steps)
-            if self._return_scale is not None:
-                self._return_scale.update(self._sampler.gamma, self._config.reward_scale, self._config.reward_clip)
-                self._sampler.reward_divisor = self._return_scale.divisor
-            batches = self._sampler.sample(num_updates, self._config.batch_size)
-            self._sampler.note_ages(self._learner.policy_version)
-            if self._config.normalize_input:
-                self._learner.observe(torch.cat([batch.obs for batch in batches]))
-            phases.charge(Phase.GATHER)
-            with self._threads.updating(num_updates) if self._threads is not None else contextlib.nullcontext():
-                metrics = self._learner.train(batches, self.env_steps)
-            if self._prioritized is not None and self._learner.td_errors is not None:
-                self._prioritized.set_errors(self._learner.td_errors)
-            if metrics is not None:
-                self._unreported.append(metrics)
-            phases.charge(Phase.TRAIN)
+            self._update(num_updates)
             if has_ranks:
                 phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.num_updates += num_updates
@@ -169,6 +153,27 @@ class ReplayLoop:
                 self._waker.wait(timeout_s)
             phases.charge(Phase.WAIT_SAMPLES)
         return self.take_report() if time.monotonic() - self._report_started >= _REPORT_EVERY_S else None
+
+    def _update(self, num_updates: int) -> None:
+        """Draws a batch for each update, and trains on them."""
+        scheduled_steps = max(self.env_steps, self._control.steps_by_time)
+        if self._prioritized is not None:
+            self._prioritized.beta = importance_exponent(self._config, scheduled_steps)
+        if self._return_scale is not None:
+            self._return_scale.update(self._sampler.gamma, self._config.reward_scale, self._config.reward_clip)
+            self._sampler.reward_divisor = self._return_scale.divisor
+        batches = self._sampler.sample(num_updates, self._config.batch_size)
+        self._sampler.note_ages(self._learner.policy_version)
+        if self._config.normalize_input:
+            self._learner.observe(torch.cat([batch.obs for batch in batches]))
+        self._phases.charge(Phase.GATHER)
+        with self._threads.updating(num_updates) if self._threads is not None else contextlib.nullcontext():
+            metrics = self._learner.train(batches, scheduled_steps)
+        if self._prioritized is not None and self._learner.td_errors is not None:
+            self._prioritized.set_errors(self._learner.td_errors)
+        if metrics is not None:
+            self._unreported.append(metrics)
+        self._phases.charge(Phase.TRAIN)
 
     def settle(self) -> None:
         """Each update was published."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import continues
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.pinning import to_device
 from asyncrl.buffers.replay import UNKNOWN_VERSION, ReplayStripes
 from asyncrl.monitoring.reports import SampleAges
@@ -188,32 +189,3 @@ class ReplaySampler:
 def _flat(field: Any) -> Tensor:
     """A view `[splits * rows * envs, ...]`."""
     return torch.as_tensor(field).flatten(0, 2)
-
-
-class Transitions(NamedTuple):
-    """B transitions of n steps each, or fewer where an episode ends.
-
-    Attributes:
-        obs: [B, D] float32 or uint8, raw.
-        action: [B, A] float32 or [B] int64, as the distribution produced it (before squashing).
-        reward: [B] float32, discounted sum over the transition's steps.
-        next_obs: [B, D], raw, after its last step.
-        discount: [B] float32, weight of the value of `next_obs`: gamma ** steps, and 0 where the episode terminated.
-        between_obs: [B, n - 1, D], raw, before the second and each later step; arbitrary where there is no such step.
-        between_discount: [B, n - 1] float32, weight of the policy's entropy there: gamma ** k before step k + 1, and 0
-            where there is no such step.
-        weight: [B] float32, of the transition's loss; 1 if all are drawn equally often.
-    """
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    next_obs: Tensor
-    discount: Tensor
-    between_obs: Tensor
-    between_discount: Tensor
-    weight: Tensor
-
-    def to(self, device: torch.device) -> Transitions:
-        """The same transitions on `device`; fields that are there already are not copied."""
-        return Transitions(*(tensor.to(device) for tensor in self))

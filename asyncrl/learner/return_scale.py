@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,18 +11,17 @@ import torch
 
 from asyncrl.algorithms.losses import continues
 from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.learner.optimizer import RunningMoments
+from asyncrl.learner.optimizer import RunningMoments, varies
 from asyncrl.learner.ranks import Ranks
-
-_VARIANCE_EPS = 1e-8
 
 
 class ReturnScale:
     """Statistics of the discounted sum of rewards since an episode's start, of each step of all ranks' workers.
 
-    The deviation is that of Gymnasium's `NormalizeReward`; with `limit` no such sum is divided by so little that it
-    exceeds the limit (SimbaV2, arXiv:2502.15280). The learner reads the rewards from the replay in the order of their
-    rows. Steps that workers overwrite before are left out, and the sums begin again with 0 when a run is resumed.
+    The deviation is that of Gymnasium's `NormalizeReward` without its floor of 0.0001; with `limit` no such sum is
+    divided by so little that it exceeds the limit (SimbaV2, arXiv:2502.15280). The learner reads the rewards from the
+    replay in the order of their rows. Steps that workers overwrite before are left out, and the sums begin again with 0
+    when a run is resumed.
     """
 
     def __init__(self, stripes: ReplayStripes, limit: float | None, ranks: Ranks) -> None:
@@ -39,7 +37,8 @@ class ReturnScale:
     @property
     def divisor(self) -> float:
         """The number by which rewards are divided; 1 before the first step."""
-        deviation = math.sqrt(float(self._moments.variance[0]) + _VARIANCE_EPS)
+        mean, variance = self._moments.mean, self._moments.variance
+        deviation = float(variance.sqrt().where(varies(mean, variance), 1.0)[0])
         return deviation if self._limit is None else max(deviation, self._largest / self._limit)
 
     def update(self, gamma: float, factor: float = 1.0, clip: float | None = None) -> None:

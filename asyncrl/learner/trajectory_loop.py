@@ -1,6 +1,6 @@
 """Training from trajectories: one dataset after the other.
 
-consumes  columns of full slots, or of environments on the learner's device (`asyncrl.on_device`)
+consumes  columns of full slots, or of environments on the learner's device (`asyncrl.modes.tensors`)
 produces  published weights
 waits     for the next dataset
 """
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncrl.buffers.control import PolicyChange, RunControl, TrainedSteps
+from asyncrl.buffers.control import LAST_TURN, PolicyChange, RunControl, TrainedSteps
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
@@ -83,17 +83,17 @@ class TrajectoryLoop:
         look: Callable[[], None] | None = None,
         policies: TrainedSteps | None = None,
         read_weights: Callable[[int], Tensor | None] | None = None,
-        population_turn: int | None = None,
+        last_turn: int | None = None,
         publishes_passes: bool = True,
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
         The learner is in the state to begin with. `env_steps`, `num_samples` and `agent_steps` were trained on before,
         `num_samples` counting each pass. `look` is called a few times a second during an update, for other roles of
-        the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own. In
-        population-based training, `read_weights` returns the block of a source of `PolicyChange`, None without one,
-        and `population_turn` is the last turn before. Without `publishes_passes` weights are published once for each
-        dataset: nobody collects while it is trained on.
+        the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own.
+        `read_weights` returns the block of a source of `PolicyChange`, None without one, and `last_turn` is the last
+        turn of such a change before. Without `publishes_passes` weights are published once for each dataset: nobody
+        collects while it is trained on.
         """
         self._control = control
         self._stopping = stopping
@@ -112,7 +112,7 @@ class TrajectoryLoop:
         self._phases = phases
         self._block = torch.empty(learner.block_size, device=learner.device)
         self._policies = policies
-        self._read_weights, self._population_turn = read_weights, population_turn
+        self._read_weights, self._last_turn = read_weights, last_turn
         self._env_steps = env_steps
         self.own_env_steps = 0
         self._is_cut_short = False
@@ -172,25 +172,7 @@ class TrajectoryLoop:
         num_passes, metrics, self._is_cut_short = 0, None, False
         control.note_minibatch(0, 1)
         if not self._config.debug_skip_training:
-            for progress in learner.updates(dataset, self.env_steps):
-                control.note_minibatch(progress.num_done, progress.num_total)
-                if self._look is not None and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
-                    self._look()
-                    self._looked_at = time.monotonic()
-                if not progress.ends_pass:
-                    continue
-                if self._publishes_passes:
-                    self._publish()
-                num_passes += 1
-                if progress.is_last:  # asking the ranks would not change anything
-                    continue
-                is_cut_short = self._stopping.is_met
-                if has_ranks:
-                    is_cut_short = agreement.should_stop(is_cut_short)
-                    phases.charge(Phase.WAIT_RANKS)
-                if is_cut_short:
-                    self._is_cut_short = True
-                    break
+            num_passes = self._train(dataset)
             if not self._publishes_passes and not self._has_fixed_lag:
                 self._publish()
             metrics = learner.take_metrics()
@@ -228,6 +210,30 @@ class TrajectoryLoop:
         self._report_started, learner.notice = now, None
         return report
 
+    def _train(self, dataset: Dataset) -> int:
+        """Trains on a dataset and publishes after each pass; returns the passes, fewer if the run must stop."""
+        num_passes, control, agreement = 0, self._control, self._agreement
+        for progress in self._learner.updates(dataset, max(self.env_steps, control.steps_by_time)):
+            control.note_minibatch(progress.num_done, progress.num_total)
+            if self._look is not None and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
+                self._look()
+                self._looked_at = time.monotonic()
+            if not progress.ends_pass:
+                continue
+            if self._publishes_passes:
+                self._publish()
+            num_passes += 1
+            if progress.is_last:  # asking the ranks would not change anything
+                continue
+            is_cut_short = self._stopping.is_met
+            if agreement.ranks.num_ranks > 1:
+                is_cut_short = agreement.should_stop(is_cut_short)
+                self._phases.charge(Phase.WAIT_RANKS)
+            if is_cut_short:
+                self._is_cut_short = True
+                break
+        return num_passes
+
     def settle(self) -> None:
         """With a fixed lag: publishes the weights trained on the last dataset, which no later one does."""
         if self._has_fixed_lag:
@@ -242,8 +248,8 @@ class TrajectoryLoop:
         counted = {"num_samples": self._num_samples, "agent_steps": self._agent_steps}
         if self._policies is not None:
             counted["policy_env_steps"] = self._env_steps
-        if self._population_turn is not None:
-            counted["population_turn"] = self._population_turn
+        if self._last_turn is not None:
+            counted[LAST_TURN] = self._last_turn
         return LearnerState(state.model, state.optimizer, {**state.scalars, **counted})
 
     def replay(self) -> None:
@@ -259,7 +265,7 @@ class TrajectoryLoop:
                 self._learner.take_over(block)
                 self._publish()
         if change.turn is not None:
-            self._population_turn = change.turn
+            self._last_turn = change.turn
 
     def _adopt(self, new_values: Hyperparameters) -> None:
         self._learner.set_hyperparameters(new_values)

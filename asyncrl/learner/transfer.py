@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.optimizer import VARIANCE_EPS
+from asyncrl.learner.optimizer import variance_of
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.state import LearnerState
 
@@ -40,6 +40,6 @@ def begin_with(learner: OnPolicyLearner | ReplayLearner, saved: LearnerState) ->
             if f"{name}_mean" in optimizer:
                 mean, std = statistics.double().chunk(2)
                 optimizer[f"{name}_mean"] = mean
-                optimizer[f"{name}_variance"] = (std.square() - VARIANCE_EPS).clamp(min=0.0)
+                optimizer[f"{name}_variance"] = variance_of(std)
                 scalars[f"{name}_count"] = saved.scalars.get(f"{name}_count", saved.scalars["env_steps"])
     learner.load_state_dict(LearnerState(model, optimizer, scalars))

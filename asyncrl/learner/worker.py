@@ -30,6 +30,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Phase, PhaseTimer, Report
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
+from asyncrl.runtime.own_settings import with_own_settings
 from asyncrl.runtime.processes import RunFailed
 
 MOST_FAILED = 3
@@ -138,8 +139,10 @@ class LearnerWorker:
         """Whether training has reached its end or was asked to stop."""
         return self._stopping.is_met or self._agreement.is_over or not self._loop.has_more_to_learn
 
+    @with_own_settings
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
         """Trains once within `timeout_s`, and saves the checkpoints that are due; returns the report of the newest."""
+        self._stopping.note_time()
         report = self._loop.train_once(timeout_s)
         if report is not None:
             send(report)
@@ -160,12 +163,14 @@ class LearnerWorker:
         self._phases.charge(Phase.SAVE)
         return newest
 
+    @with_own_settings
     def save_best_if_asked(self, send: Callable[[Report], None]) -> None:
         """Saves the current policy as the best so far if the runner has asked for it."""
         if self._control.num_best != self._num_best:
             self._num_best = self._control.num_best
             send(self._saver.save_best(self._loop.env_steps, self._content, self._control.best_return))
 
+    @with_own_settings
     def finish(self, send: Callable[[Report], None]) -> LearnerOutcome:
         """Saves the last checkpoint and returns how the run ended.
 
@@ -280,17 +285,27 @@ class CheckpointSaver:
 class StopCondition:
     """Whether the run was asked to stop, or has used up its time, which counts from the construction."""
 
-    def __init__(self, control: RunControl, limit_s: float | None, elapsed_s: float = 0.0) -> None:
+    def __init__(
+        self, control: RunControl, limit_s: float | None, elapsed_s: float = 0.0, most_env_steps: int = 0
+    ) -> None:
         """Starts the clock.
 
         Args:
             control: the run's words.
             limit_s: seconds that the run may take; None for no limit.
             elapsed_s: seconds that it took before.
+            most_env_steps: environment steps that the run may take; `note_time` multiplies them by the share of time.
         """
         self._control = control
         self._limit_s = limit_s
+        self._most_env_steps = most_env_steps
         self._started_at = time.monotonic() - elapsed_s
+        self.note_time()
+
+    def note_time(self) -> None:
+        """Notes how far the limit of time has brought the schedules."""
+        if self._limit_s is not None:
+            self._control.steps_by_time = int(min(1.0, self.elapsed_s / self._limit_s) * self._most_env_steps)
 
     @property
     def elapsed_s(self) -> float:

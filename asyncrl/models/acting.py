@@ -25,6 +25,7 @@ from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.reports import Phase, PhaseTimer
+from asyncrl.runtime.own_settings import own_settings
 
 Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActorOutput]
 """From observations `[B, row_size]` and recurrent states `[B, S]` to the policy's results."""
@@ -90,9 +91,10 @@ class ActingPolicy:
         else:
             obs, state = parts[0] if len(parts) == 1 else self._gather(parts)
         self._phases.charge(Phase.GATHER)
-        result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
-        if self._exploration is not None:
-            result = self._exploration.apply(places, result)
+        with own_settings():
+            result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
+            if self._exploration is not None:
+                result = self._exploration.apply(places, result)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):

@@ -15,6 +15,7 @@ from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policies import ArrayPolicies
 from asyncrl.monitoring.reports import Phase, PhaseTimer
+from asyncrl.runtime.own_settings import own_settings
 
 _MOST_ORDERS = 64
 
@@ -78,10 +79,11 @@ class ActingPolicies:
         self._phases.charge(Phase.FETCH)
         obs, state = self._gather(places, order.columns)
         self._phases.charge(Phase.GATHER)
-        if self._together is not None:
-            result = self._together.act(obs, order.played, order.parts)
-        else:
-            result = self._act_each(obs, state, order.parts)
+        with own_settings():
+            if self._together is not None:
+                result = self._together.act(obs, order.played, order.parts)
+            else:
+                result = self._act_each(obs, state, order.parts)
         self._phases.charge(Phase.FORWARD)
         now, num_columns = time.monotonic(), slots.num_envs
         for number, (place, policy_idx) in enumerate(zip(places, played, strict=True)):

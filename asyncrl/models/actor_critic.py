@@ -25,6 +25,7 @@ from asyncrl.models.encoders import (
 from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import make_actor_encoder, make_core, make_encoder
+from asyncrl.runtime.seeding import restoring_global_generators, seed_global_generators
 
 _POLICY_HEAD_GAIN = 0.01
 
@@ -73,8 +74,8 @@ class ActorCritic(NormalizedModel):
         self.distribution: ActionDistribution = make_distribution(spec.action, config.squashes)
         self._is_shared = config.actor_critic_share_weights
         self.nonlinearity = config.nonlinearity
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+        with restoring_global_generators():
+            seed_global_generators(config.seed)
             self.build(config)
         self._add_statistics(num_others=1)
 

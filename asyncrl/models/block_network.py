@@ -7,8 +7,9 @@ Like `StackedMlp`, each is K networks of one shape, and a layer is one batched p
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -184,6 +185,19 @@ class BatchRenorm(nn.Module):
         for running, batch in zip((self.running_mean, self.running_variance), self.batch_moments, strict=True):
             running.copy_(torch.where(is_skipped, running, torch.lerp(running, batch, RENORM_MOMENTUM)))
         self.num_updates.add_(is_skipped.logical_not())
+
+
+@contextlib.contextmanager
+def normalizing_by_batch(network: nn.Module) -> Iterator[None]:
+    """Inside, batch renormalization takes the batch's statistics; the next optimizer step moves the running ones."""
+    layers = [layer for layer in network.modules() if isinstance(layer, BatchRenorm)]
+    for layer in layers:
+        layer.uses_batch = True
+    try:
+        yield
+    finally:  # a failed capture of a graph is survived
+        for layer in layers:
+            layer.uses_batch = False
 
 
 class UnitLinear(StackedLinear):

@@ -459,6 +459,7 @@ class ActionParts:
         self.num_continuous = len(columns)
         self.is_plain = len(parts) == 1 and (not choices or isinstance(parts[0], Categorical))
         self.sizes = sizes = [place.stop - place.start for place, _ in choices]
+        self._num_choices = torch.tensor(sizes)
         self.max_entropy = sum(map(math.log, sizes))
         self._groups = [choices] if math.prod(sizes) <= MOST_COMBINATIONS else [[choice] for choice in choices]
         self.num_groups = len(self._groups)
@@ -467,6 +468,7 @@ class ActionParts:
     def to(self, device: torch.device) -> ActionParts:
         """Moves the indices to the device of the parameters; a CUDA graph cannot copy from the host."""
         self._gaussian, self._columns = self._gaussian.to(device), self._columns.to(device)
+        self._num_choices = self._num_choices.to(device)
         return self
 
     def gaussian_of(self, parameters: Tensor) -> Tensor:
@@ -478,6 +480,12 @@ class ActionParts:
         if self.num_continuous == 0:
             return action.new_empty((len(action), 0), dtype=torch.float32)
         return action.index_select(1, self._columns).tanh()
+
+    def max_entropy_of(self, mask: Tensor) -> Tensor:
+        """The largest possible entropy `[B]` of choices that `mask: [B, sum of sizes]` allows."""
+        counts = torch.stack([part.sum(1) for part in torch.split(mask != 0, self.sizes, dim=1)], 1)
+        counts = torch.where(counts > 0, counts, self._num_choices)  # a mask that forbids all is ignored
+        return counts.log().sum(1)
 
     def with_continuous(self, action: Tensor, numbers: Tensor) -> Tensor:
         """Stored actions `[B, A]` whose continuous dimensions are `numbers: [B, C]`."""

@@ -18,10 +18,10 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout, ObservationPart, image_axes, image_size
 from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.products import linear
+from asyncrl.models.sizes import conv_architecture
 
 _LARGEST_BYTE = 255.0
 _IMAGE_VARIANCE_EPS = 1e-4
-_SMALLEST_FOR_NATURE = 36
 _IMPALA_CHANNELS = (16, 32, 32)
 Layers = tuple[tuple[Tensor, Tensor], ...]
 
@@ -108,10 +108,8 @@ class ConvEncoder(nn.Module):
         height, width = image_size(shape, part.channels)
         channels = math.prod(shape) // (height * width)
         self._size = channels, height, width
-        architecture = config.encoder_conv_architecture
-        if architecture == "auto":
-            architecture = "nature" if min(height, width) >= _SMALLEST_FOR_NATURE else "impala"
-        self.stack = _nature(channels) if architecture == "nature" else _impala(channels)
+        is_nature = conv_architecture(part, config) == "nature"
+        self.stack = _nature(channels) if is_nature else _impala(channels)
         with torch.no_grad():
             num_features = self.stack(torch.zeros(1, channels, height, width)).numel()
         self.head = MlpEncoder(num_features, config.encoder_conv_mlp_layers, config)

@@ -18,6 +18,7 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.registry import DEFAULT, make_registered_model
 from asyncrl.models.sac import SacActor
 from asyncrl.models.state_dependent import StateDependentActorCritic, StateDependentSacActor
+from asyncrl.runtime.own_settings import with_own_settings
 
 ActingModel = ActorCritic | SacActor
 _NUM_ROWS = 2
@@ -48,6 +49,7 @@ def make_model(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
     return model
 
 
+@with_own_settings
 def check_networks(spec: EnvSpec, config: TrainConfig) -> None:
     """Checks networks of a user: calls them once, and refuses buffers that each process would make or change itself.
 

@@ -28,7 +28,7 @@ from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_core, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.runtime.seeding import Stream, derive_seed, restoring_global_generators, seed_global_generators
 
 SAC_LOG_STD_RANGE = (-5.0, 2.0)
 _MIDDLE = sum(SAC_LOG_STD_RANGE) / 2.0
@@ -109,8 +109,8 @@ class SacActor(NormalizedModel):
         self.parts = ActionParts(self.distribution)
         self.is_gaussian = isinstance(self.distribution, SquashedGaussian)
         self.nonlinearity = config.nonlinearity
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+        with restoring_global_generators():
+            seed_global_generators(config.seed)
             self.build(spec, config)
         if config.use_rnn and self.rnn_state_size == 0:
             raise UsageError(f"--use_rnn=True: the model {type(self).__name__} has no recurrent core.")
@@ -282,8 +282,8 @@ class TwinCritic(nn.Module):
         if num_bins > 0:
             support = torch.linspace(-config.value_limit, config.value_limit, num_bins)
         self.register_buffer("support", support)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
+        with restoring_global_generators():
+            seed_global_generators(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
             self.core: Any = None
             hidden = config.encoder_mlp_layers if config.critic_mlp_layers is None else config.critic_mlp_layers
@@ -325,6 +325,12 @@ class TwinCritic(nn.Module):
         """Outputs `[K, B, N]` for features `[B, F]` of observations and continuous actions `[B, C]`."""
         outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
         return outputs
+
+
+def predictions(critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
+    """What critics learn: values `[K, B, N]`, or with bins their log-probabilities `[K, B, N, M]`."""
+    has_bins = getattr(critic, "support", None) is not None
+    return critic.log_probs(inputs, action) if has_bins else critic.values(inputs, action)
 
 
 def _raw_log_std(std: float, middle: float = _MIDDLE, half_range: float = _HALF_RANGE, slope: float = 1.0) -> float:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from asyncrl.buffers.layout import SharedSizes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, ObservationPart, image_size
+
+_SMALLEST_FOR_NATURE = 36
+
+
+def conv_architecture(part: ObservationPart, config: TrainConfig) -> str:
+    """The convolutions over an image: `nature` or `impala`."""
+    if config.encoder_conv_architecture != "auto":
+        return config.encoder_conv_architecture
+    return "nature" if min(image_size(part.shape, part.channels)) >= _SMALLEST_FOR_NATURE else "impala"
 
 
 def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
@@ -52,8 +61,9 @@ def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
 
     from asyncrl.models.factory import make_acting_model
     from asyncrl.models.sac import SacActor
+    from asyncrl.runtime.own_settings import own_settings
 
-    with torch.device("meta"):
+    with own_settings(), torch.device("meta"):
         model = make_acting_model(spec, config)
         critics = model.make_critic(spec, config).parameters() if isinstance(model, SacActor) else ()
         return sum(each.numel() for each in model.parameters()), sum(each.numel() for each in critics)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from asyncrl.config.hooks import hooks
+
 METRICS: dict[str, str] = {
     "rollout/ep_rew_mean": "mean return of the last 100 training episodes",
     "rollout/ep_len_mean": "mean number of steps of the last 100 training episodes",
@@ -87,12 +89,9 @@ METRICS: dict[str, str] = {
     "worker/N/env_steps": "environment steps of a worker (Hogwild)",
     "worker/N/ep_rew_mean": "mean return of a worker's last 100 episodes (Hogwild)",
     "worker/N/ep_len_mean": "mean number of steps of a worker's last 100 episodes (Hogwild)",
-    "hyperparameters/NAME": "present value of a setting that an observer or a population changed",
+    "hyperparameters/NAME": "present value of a setting that an observer changed",
     "hyperparameters/policy_version": "policy version from which on the present values count",
-    "self_play/elo": "Elo rating of the policy, by its games against the pool",
-    "self_play/pool_size": "frozen versions in the pool",
-    "self_play/pool_elo_NAME": "Elo ratings of the pool: mean, min, max",
-    "self_play/win_rate": "share of the last games against the pool that were won",
+    **{name: meaning for name, (meaning, _) in hooks("METRICS").items()},
 }
 """Published name, with words in capitals for what varies, and meaning."""
 

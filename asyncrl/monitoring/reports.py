@@ -126,20 +126,6 @@ def mean_extra_stats(extra_stats: Iterable[Mapping[str, float]]) -> dict[str, fl
 
 
 @dataclass(frozen=True)
-class MatchRecord:
-    """A finished training game of the policy against a member of the pool (self-play).
-
-    Attributes:
-        member: environment steps for which the member had trained.
-        score: 1 if the policy's return was above that of every other agent, 0.5 if it was equal to the largest of
-            them, otherwise 0.
-    """
-
-    member: int
-    score: float
-
-
-@dataclass(frozen=True)
 class InferenceReport:
     """One inference worker: forward passes and the observations in them; `notice` is a warning for the user."""
 
@@ -323,7 +309,7 @@ class RolloutReport:
 
     Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
     which train themselves, set `train`, `skipped_steps` (optimizer steps that were skipped), `staleness` and `ages`.
-    `matches` are games of self-play against the pool.
+    `notes` are what policy mappings of features report to their observers.
     """
 
     role: ClassVar[str] = "rollout"
@@ -336,7 +322,7 @@ class RolloutReport:
     train: UpdateMetrics | None = None
     failures: EnvironmentFailures = EnvironmentFailures()
     skipped_steps: int = 0
-    matches: tuple[MatchRecord, ...] = ()
+    notes: tuple[object, ...] = ()
     staleness: Staleness | None = None
     ages: SampleAges | None = None
     cpu_s: float = _cpu_s()
@@ -430,7 +416,8 @@ class CheckpointReport:
 class EvaluationReport:
     """Evaluation episodes of the policy that had trained for `env_steps`; rewards are the environment's own.
 
-    `std_reward` is None for a single episode; `policy_idx` is the policy that was evaluated.
+    `std_reward` is None for a single episode; `policy_idx` is the policy that was evaluated; `num_lost` episodes were
+    ended by a failure of the environment and replaced.
     """
 
     env_steps: int
@@ -441,6 +428,7 @@ class EvaluationReport:
     episodes: int
     wall_s: float
     policy_idx: int = 0
+    num_lost: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.config.hooks import hooks
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import UNKNOWN, duration
 from asyncrl.observers.observer import Run
@@ -43,8 +44,7 @@ _LEARNING = {
     "train/learning_rate": "learning rate",
     "train/n_updates": "updates",
     "replay/size": "replay, steps",
-    "self_play/elo": "Elo",
-    "self_play/win_rate": "wins against the pool",
+    **{name: title for name, (_, title) in hooks("METRICS").items() if title is not None},
 }
 _FAULTS = {
     "perf/restarts": "restarts",

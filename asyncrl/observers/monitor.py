@@ -17,9 +17,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.modes.choice import mode_of
 from asyncrl.monitoring.reports import (
     EPISODE_WINDOW,
     Activity,
@@ -33,7 +34,6 @@ from asyncrl.monitoring.reports import (
     Phase,
     ReplayMetrics,
     Report,
-    RestartReport,
     RolloutReport,
     SampleAges,
     Staleness,
@@ -46,9 +46,6 @@ from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.runtime.run_folder import RunFolder, shown_path, write_text_atomically
-
-if TYPE_CHECKING:  # it needs torch
-    from asyncrl.observers.self_play import SelfPlayPool
 
 _STATUS_EVERY_S = 0.25
 _BEST_EVERY_S = 15.0
@@ -258,7 +255,6 @@ class Monitor:
 
     Attributes:
         num_restarts: processes that were started again.
-        self_play: the pool, which rates games against it; None without self-play.
         say: shows the user one sentence.
     """
 
@@ -282,8 +278,8 @@ class Monitor:
                 the best checkpoint only if the user asks for it.
         """
         self._run, self._config, self._plan = run, run.config, run.plan
+        self._frames_per_step = run.spec.frames_per_step
         self.say = run.say
-        self.self_play: SelfPlayPool | None = None
         self._folder = RunFolder(run.folder)
         self._clock = clock
         self._started_at = clock() if started_at is None else started_at
@@ -291,7 +287,7 @@ class Monitor:
         self._best_is_by_training = self._config.best_metric == "train" and not (
             training_returns_mislead and self._config.save_best_metric == "auto"
         )
-        # Episodes and environment steps of all workers, and of each Hogwild worker.
+        # Episodes and environment steps of all workers, and of each worker that trains.
         is_resumed = run.start.before is not None
         is_same_task = not any(change.startswith("env_kwargs:") for change in run.start.changed_settings)
         saved = read_episodes(self._folder.episodes) if is_resumed and is_same_task else SavedEpisodes()
@@ -306,7 +302,7 @@ class Monitor:
                 )
                 for idx in range(self._plan.num_policies)
             ]
-        num_curves = self._plan.num_workers if self._plan.hogwild is not None else 0
+        num_curves = self._plan.num_workers if mode_of(self._plan).trains_in_workers else 0
         worker_steps = (*self._before.worker_env_steps, *[0] * num_curves)[:num_curves]
         self._workers = [EpisodeStatistics(env_steps) for env_steps in worker_steps]
         # Sums since the last record, and sums of the run up to that record.
@@ -326,6 +322,7 @@ class Monitor:
         self._learner: LearnerReport | None = None
         self._lag: LagMetrics | None = None
         self._evaluation: EvaluationReport | None = None
+        self._known_details: set[str] = set()
         self._checkpoint: str | None = None
         self._first_step_at: float | None = None
         self._activity = Activity()
@@ -336,60 +333,64 @@ class Monitor:
 
     def handle(self, report: Report) -> None:
         """Takes one report of any role."""
-        if isinstance(report, CheckpointReport):
+        if isinstance(report, (RolloutReport, InferenceReport, LearnerReport)):
+            if self._plan.num_policies > 1:
+                self._add_of_policies(report)
+            else:
+                self._interval.add(report)
+        if isinstance(report, RolloutReport):
+            self._handle_rollout(report)
+        elif isinstance(report, LearnerReport):
+            self._handle_learner(report)
+        elif isinstance(report, InferenceReport):
+            self._warn(report.notice)
+        elif isinstance(report, CheckpointReport):
             self._handle_checkpoint(report)
-            return
-        if isinstance(report, EvaluationReport):
+        elif isinstance(report, EvaluationReport):
             self._handle_evaluation(report)
-            return
-        if isinstance(report, EvaluationFailed):
+        elif isinstance(report, EvaluationFailed):
             log = shown_path(self._folder.logs / "evaluation.log")
             more = "" if self._config.serial_mode else f" (log: {log})"
             self.say(f"The evaluation failed, training continues: {report.reason}{more}")
-            return
-        if isinstance(report, VideoReport):
-            if report.error is not None:
-                self.say(f"warning: There are no more videos, training continues: {report.error}")
+        elif isinstance(report, VideoReport):
+            self._warn(report.error and f"There are no more videos, training continues: {report.error}")
             self._run.notify(Observer.on_video, report)
-            return
-        if isinstance(report, RestartReport):
+        else:
             self.num_restarts += 1
             self.say(report.text)
-            return
-        if self._plan.num_policies > 1:
-            self._add_of_policies(report)
-        else:
-            self._interval.add(report)
-        if isinstance(report, RolloutReport):
-            self._episodes.add(report.episodes, report.env_steps)
-            self._warn_of_endless_episodes()
-            if self._plan.num_policies == 1:
-                self._policies[0].note_of_task(report.episodes)
-            if self._workers:
-                self._workers[report.worker_idx].add(report.episodes, report.env_steps)
-            for episode in report.episodes:
-                self._run.notify(Observer.on_episode, episode)
-            self._num_env_failures += report.failures.num_failures
-            self._num_not_finite += report.failures.num_not_finite
-            self._num_dropped += report.failures.num_dropped
-            self._num_skipped_steps += report.skipped_steps
-            if self.self_play is not None:
-                self.self_play.rate(report.matches)
-            for warning in report.failures.warnings:
-                self.say(f"warning: {warning}")
-            if report.env_steps > 0 and self._first_step_at is None:
-                self._first_step_at = self._clock()
-            return
-        if isinstance(report, LearnerReport):
-            self._learner = report
-            self._lag = report.lag or self._lag
-            self._env_steps = self._run.env_steps = max(self._env_steps, report.env_steps)
-            if report.policy_idx == 0:  # between two datasets of the same policy
-                self._last_trained = (self._clock(), self._env_steps)
-            if self._first_trained is None:
-                self._first_trained = self._recorded_trained = self._last_trained
-        if report.notice is not None:
-            self.say(f"warning: {report.notice}")
+        self._run.notify(Observer.on_report, report)
+
+    def _warn(self, text: str | None) -> None:
+        if text is not None:
+            self.say(f"warning: {text}")
+
+    def _handle_rollout(self, report: RolloutReport) -> None:
+        self._episodes.add(report.episodes, report.env_steps)
+        self._warn_of_endless_episodes()
+        if self._plan.num_policies == 1:
+            self._policies[0].note_of_task(report.episodes)
+        if self._workers:
+            self._workers[report.worker_idx].add(report.episodes, report.env_steps)
+        for episode in report.episodes:
+            self._run.notify(Observer.on_episode, episode)
+        self._num_env_failures += report.failures.num_failures
+        self._num_not_finite += report.failures.num_not_finite
+        self._num_dropped += report.failures.num_dropped
+        self._num_skipped_steps += report.skipped_steps
+        for warning in map(self._without_known_traceback, report.failures.warnings):
+            self._warn(warning)
+        if report.env_steps > 0 and self._first_step_at is None:
+            self._first_step_at = self._clock()
+
+    def _handle_learner(self, report: LearnerReport) -> None:
+        self._learner = report
+        self._lag = report.lag or self._lag
+        self._env_steps = self._run.env_steps = max(self._env_steps, report.env_steps)
+        if report.policy_idx == 0:  # between two datasets of the same policy
+            self._last_trained = (self._clock(), self._env_steps)
+        if self._first_trained is None:
+            self._first_trained = self._recorded_trained = self._last_trained
+        self._warn(report.notice)
 
     def _warn_of_endless_episodes(self) -> None:
         """Shows one warning if no episode has ended in many steps of each environment."""
@@ -483,7 +484,7 @@ class Monitor:
             status=status,
             num_workers=self._plan.num_workers,
             env_steps=self._env_steps if env_steps is None else env_steps,
-            num_updates=sum(each.num_updates for each in learners),
+            num_updates=self.num_updates or 0,
             num_episodes=self._episodes.num_episodes,
             wall_s=round(now - self._started_at, 3),
             startup_s=None if self._first_step_at is None else round(self._first_step_at - self._started_at, 3),
@@ -515,6 +516,11 @@ class Monitor:
         return summary
 
     @property
+    def num_updates(self) -> int | None:
+        """Optimizer steps of the run; None before the first report of a learner."""
+        return sum(each.num_updates for each in self._learners) if self._learners else None
+
+    @property
     def _learners(self) -> list[LearnerReport]:
         """The newest report of each learner."""
         if self._plan.num_policies == 1:
@@ -537,7 +543,24 @@ class Monitor:
             self._write(self._folder.episodes, json.dumps(content))
         self._run.notify(Observer.on_checkpoint, report)
 
+    def _without_known_traceback(self, warning: str) -> str:
+        """A warning of an environment's failure; a traceback that another worker's warning had is left out."""
+        first, _, details = warning.partition("\n")
+        if not details or not self.has_shown(details):
+            self._known_details.add(details.strip())
+            return warning
+        return f"{first} (traceback above)"
+
+    def has_shown(self, details: str) -> bool:
+        """Whether a warning of this run had this traceback."""
+        return details.strip() in self._known_details
+
     def _handle_evaluation(self, report: EvaluationReport) -> None:
+        if report.num_lost > 0:
+            self.say(
+                f"warning: the evaluation lost {report.num_lost} episodes, because the environment failed; they were "
+                "replaced by others (the traceback is in the log of the evaluation)"
+            )
         if report.policy_idx == 0:
             self._evaluation = report
         scalars = {"eval/mean_reward": report.mean_reward, "eval/mean_ep_length": report.mean_ep_length}
@@ -568,8 +591,8 @@ class Monitor:
             "perf/dropped_samples": self._num_dropped + sum(each.dropped_samples for each in learners),
             "train/skipped_steps": self._num_skipped_steps + sum(each.skipped_steps for each in learners),
         }
-        if self._config.frames_per_step > 1:
-            named["time/total_frames"] = self._env_steps * self._config.frames_per_step
+        if self._frames_per_step > 1:
+            named["time/total_frames"] = self._env_steps * self._frames_per_step
         if learners:
             if self._plan.num_policies == 1:
                 named["train/n_updates"] = learners[0].num_updates
@@ -585,8 +608,7 @@ class Monitor:
         if self._plan.num_policies > 1:
             for idx, figures in enumerate(self._policies):
                 named |= {f"policy_{idx}/{name}": value for name, value in figures.take_scalars().items()}
-        if self.self_play is not None:
-            named |= self.self_play.record()
+        self._run.notify(Observer.on_metrics, named)
         named |= {f"episode_extra_stats/{name}": value for name, value in episodes.mean_extra_stats().items()}
         fps = _speed(self._recorded_trained, self._last_trained)
         if fps is not None:  # without a dataset in the interval, the status keeps the last known speed
@@ -616,7 +638,7 @@ class Monitor:
                 doing = f"update: {activity.update.num_done} of {activity.update.num_total} minibatches"
             elif self._learner is None and activity.collected_steps == 0:
                 doing = "starting processes"
-            elif self._learner is None and (self._plan.replay is not None or self._plan.hogwild is not None):
+            elif self._learner is None and not mode_of(self._plan).trains_in_datasets:
                 doing = f"collected {activity.collected_steps:,} steps"
             elif self._learner is None:
                 size = self._plan.dataset_size

@@ -12,26 +12,31 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from asyncrl.buffers.control import PolicyChange, RunControl, TrainingInfo
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.errors import UsageError
+from asyncrl.config.fixed_settings import digest_of_fixed
 from asyncrl.config.flags import nearest
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase, VideoReport
+from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase, Report, VideoReport
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, Summary
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.run_folder import shown_path
+
+if TYPE_CHECKING:  # it needs torch
+    from asyncrl.run.setup import RunSetup
 
 P = ParamSpec("P")
 
@@ -52,6 +57,15 @@ class Observer:
 
     def on_start(self, run: Run) -> None:
         """The run starts or resumes, before the first environment step; `run.start` says which, and from where."""
+
+    def on_setup(self, run: Run, setup: RunSetup) -> None:
+        """The shared memory of this start of the run exists, and no role has started yet."""
+
+    def on_report(self, run: Run, report: Report) -> None:
+        """A role has reported, and the run's state is up to date with it."""
+
+    def on_metrics(self, run: Run, metrics: dict[str, float | None]) -> None:
+        """The metrics of a record are collected; an observer may add its own, by their published names."""
 
     def on_status(self, run: Run, status: Status) -> None:
         """Progress of the run; called about four times a second."""
@@ -155,12 +169,13 @@ class Run:
         stop_reason: reason with which an observer stopped the run; None if none did.
         is_stopping: whether an observer has stopped the run or has raised an exception.
         failure: error with which the run ends because an observer raised; the exception is its cause.
+        pruning: `optuna.TrialPruned` that an observer raised: the run stops, and `Trainer.run` raises it.
         phase_shares: share of each role's time that it spent in each phase, by role and phase, of the last record.
         draws_on_terminal: whether an observer draws there, so that messages must go through `say`.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest message to environments, pickled.
         configs_of_policies: the same as `config` of each of several policies.
-        weights: in population-based training the published weights of each policy, while the roles run.
+        weights: the published weights of each policy, while the roles run.
     """
 
     config: TrainConfig
@@ -175,6 +190,7 @@ class Run:
         self.stop_reason: str | None = None
         self.is_stopping = False
         self.failure: RunFailed | None = None
+        self.pruning: BaseException | None = None
         self.phase_shares: Mapping[tuple[str, Phase], float] = {}
         self.time_table = ""
         self.draws_on_terminal = False
@@ -240,13 +256,15 @@ class Run:
         """Lets a policy continue with the newest weights and statistics of another one, from its next dataset on.
 
         Raises:
-            UsageError: the run has no such policies, or it has no population, whose policies have the same model.
+            UsageError: the run has no such policies, or they have different models.
         """
-        if not self.config.with_pbt:
-            raise UsageError("A policy can take over weights in population-based training only (--with_pbt=True).")
-        if not {policy_idx, source_idx} <= set(range(len(self.configs_of_policies))):
-            text = f"Policy {policy_idx} cannot take over policy {source_idx}"
-            raise UsageError(f"{text}: the run's policies are 0 to {len(self.configs_of_policies) - 1}.")
+        text, count = f"Policy {policy_idx} cannot take over policy {source_idx}", len(self.configs_of_policies)
+        if count == 0:
+            raise UsageError(f"{text}: the run has one policy (--num_policies).")
+        if not {policy_idx, source_idx} <= set(range(count)):
+            raise UsageError(f"{text}: the run's policies are 0 to {count - 1}.")
+        if self.spec.spaces or len({digest_of_fixed(self.config_of(idx)) for idx in (policy_idx, source_idx)}) > 1:
+            raise UsageError(f"{text}: they have different models.")
         self.change_policy(policy_idx, PolicyChange(Hyperparameters(), source_idx))
 
     def change_policy(self, policy_idx: int, change: PolicyChange) -> None:
@@ -328,6 +346,10 @@ class Run:
                 if observer in self._observers:  # it may have failed in a nested event
                     self._observers.remove(observer)
                 self._listeners = {}
+                if isinstance(error, getattr(sys.modules.get("optuna.exceptions"), "TrialPruned", ())):
+                    self.pruning = error
+                    self.stop(f"pruned: {error}".removesuffix(": "))
+                    continue
                 text = f"the callback {type(observer).__name__} failed: {type(error).__name__}: {error}"
                 if self.failure is None:
                     self.failure = RunFailed(text, traceback.format_exc(), is_final=True)

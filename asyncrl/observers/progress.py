@@ -6,14 +6,15 @@ import contextlib
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import IO, TYPE_CHECKING, Literal, TextIO, cast
 
-from asyncrl.config.schema import Progress
+from asyncrl.config.sections.output import Progress
 from asyncrl.monitoring.reports import EvaluationReport
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.keys import Keys, foreground_group
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.runtime.reader import PatientStream, patient
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -61,6 +62,7 @@ class ProgressBar(Observer):
         self._board: Board | None = None
         self._board_drawn_at = 0.0
         self._last_line: Text | None = None
+        self._outputs: dict[TextIO, TextIO] = {}  # streams, and what writes to them without waiting for their readers
 
     def on_start(self, run: Run) -> None:
         self._mode = self._given_mode or choose_mode(run.config.progress, run.config.quiet, run.plan.serial_mode)
@@ -86,7 +88,7 @@ class ProgressBar(Observer):
             except Exception as error:  # of the terminal or nvidia-smi: not worth the run
                 self._give_up(run, error)
         if self._mode != "quiet" and status.is_of_record:
-            print_line(status.text, self._stream or sys.stdout)
+            print_line(status.text, self._output(self._stream or sys.stdout))
 
     def on_message(self, run: Run, text: str) -> None:
         """Prints the message: above dashboard or live line, otherwise to standard error."""
@@ -96,7 +98,7 @@ class ProgressBar(Observer):
                 return
             except Exception as error:
                 self._give_up(run, error)
-        print_line(text, self._stream or sys.stderr)
+        print_line(text, self._output(self._stream or sys.stderr))
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
         if self._mode != "quiet":
@@ -110,6 +112,18 @@ class ProgressBar(Observer):
             with contextlib.suppress(Exception):  # the terminal is gone, or does not know the characters
                 self._live.update(self._last_line, refresh=True)
         self._release_terminal(run)
+        for stream, output in self._outputs.items():
+            if isinstance(output, PatientStream) and output is not stream:
+                output.finish()
+                if self._console is not None and self._console.file is output:
+                    self._console.file = stream
+        self._outputs = {}
+
+    def _output(self, stream: TextIO) -> TextIO:
+        """What writes to a stream without waiting for its reader."""
+        if stream not in self._outputs:
+            self._outputs[stream] = patient(stream)
+        return self._outputs[stream]
 
     def _is_in_foreground(self, run: Run) -> bool:
         """Whether the terminal is the run's. If not, what was drawn is left, because a shell has written below it."""
@@ -151,6 +165,8 @@ class ProgressBar(Observer):
         from rich.console import Console
 
         self._console = self._console or Console()
+        if not isinstance(self._console.file, PatientStream):
+            self._console.file = cast(IO[str], self._output(cast(TextIO, self._console.file)))
         return self._console
 
     def _draw(self, run: Run, status: Status) -> None:

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import logging
 import math
-import os
 import queue
-import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import OF_ONE_START
 from asyncrl.monitoring.reports import VideoReport
 from asyncrl.monitoring.status import Record, Status
@@ -37,10 +35,6 @@ RESUMED_AT = "resumed_at_env_steps"
 """Logged where a run resumes: what a tracker has got of later steps before that was trained again."""
 
 _END_S = 30.0
-_LOGGED_BY_COMET_ITSELF = (
-    *("log_code", "log_graph", "parse_args", "log_git_metadata", "log_git_patch", "log_env_details"),
-    *("auto_output_logging", "auto_param_logging", "auto_metric_logging", "auto_log_co2"),
-)
 _MOST_WAITING_CALLS = 1000
 """A tracker that is this many records behind has failed: they would fill the memory."""
 
@@ -129,130 +123,12 @@ class WandbRun:
         self._run.finish(exit_code=int(has_failed))
 
 
-class MlflowRun:
-    """MLflow, at MLFLOW_TRACKING_URI, by default the SQLite file `mlflow.db` in the working directory."""
-
-    def __init__(self, info: TrackedRunInfo, saved_id: str | None) -> None:
-        from mlflow.tracking import MlflowClient
-
-        self._client = client = MlflowClient()
-        if saved_id is None:
-            found = client.get_experiment_by_name(info.project)
-            experiment = client.create_experiment(info.project) if found is None else found.experiment_id
-            self.id = client.create_run(experiment, run_name=info.name).info.run_id
-            for name, value in info.settings.items():
-                client.log_param(self.id, name, value)
-        else:
-            self.id = saved_id
-            client.update_run(self.id, status="RUNNING")
-        client.log_dict(self.id, info.settings, "config.yaml")  # parameters cannot change when a run is resumed
-
-    def log(self, env_steps: int, scalars: Mapping[str, float]) -> None:
-        from mlflow.entities import Metric
-
-        now_ms = time.time_ns() // 1_000_000
-        metrics = [Metric(_as_mlflow_name(name), value, now_ms, env_steps) for name, value in scalars.items()]
-        self._client.log_batch(self.id, metrics=metrics)
-
-    def save(self, name: str, files: Sequence[Path]) -> None:
-        for file in files:
-            self._client.log_artifact(self.id, str(file), f"checkpoints/{name}")
-
-    def save_video(self, env_steps: int, name: str, file: Path) -> None:
-        self._client.log_artifact(self.id, str(file), "videos")
-
-    def close(self, has_failed: bool) -> None:
-        self._client.set_terminated(self.id, "FAILED" if has_failed else "FINISHED")
+_OWN = {"wandb": ("asyncrl.observers.trackers:WandbRun", "wandb")}
 
 
-def _as_mlflow_name(name: str) -> str:
-    """A metric's name with `_` for what MLflow refuses: other characters, and parts that no path may have."""
-    parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
-    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
-
-
-class TrackioRun:
-    """Trackio, in TRACKIO_DIR on this machine unless its own variables name a Space or a server.
-
-    It finds a run again by its name, so the name ends with a random part.
-    """
-
-    def __init__(self, info: TrackedRunInfo, saved_id: str | None) -> None:
-        import trackio
-
-        self.id = saved_id or f"{info.name}-{uuid.uuid4().hex[:8]}"
-        is_new = saved_id is None
-        self._run = trackio.init(
-            project=info.project, name=self.id, config=info.settings, resume="never" if is_new else "must", embed=False
-        )
-
-    def log(self, env_steps: int, scalars: Mapping[str, float]) -> None:
-        self._run.log(dict(scalars), step=env_steps)
-
-    def save(self, name: str, files: Sequence[Path]) -> None:
-        import trackio
-
-        artifact = trackio.Artifact(f"{self.id}-{name}", type="model")
-        for file in files:
-            artifact.add_file(str(file))
-        self._run.log_artifact(artifact)
-
-    def save_video(self, env_steps: int, name: str, file: Path) -> None:
-        import trackio
-
-        self._run.log({name: trackio.Video(str(file))}, step=env_steps)
-
-    def close(self, has_failed: bool) -> None:
-        self._run.finish()
-
-
-class CometRun:
-    """Comet, with the key of `comet login`. Without a server: COMET_START_ONLINE=0, and `comet upload` later."""
-
-    def __init__(self, info: TrackedRunInfo, saved_id: str | None) -> None:
-        os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")  # it would patch PyTorch while that trains
-        import comet_ml
-
-        if info.is_quiet:
-            logging.getLogger("comet_ml").setLevel(logging.ERROR)
-        self.id = saved_id or uuid.uuid4().hex
-        nothing_else = dict.fromkeys(_LOGGED_BY_COMET_ITSELF, False)
-        self._run = comet_ml.start(
-            project_name=info.project,
-            experiment_key=self.id,
-            mode="get_or_create",
-            experiment_config=comet_ml.ExperimentConfig(
-                name=info.name, offline_directory=str(info.folder / "comet"), display_summary_level=0, **nothing_else
-            ),
-        )
-        self._run.log_parameters(info.settings)
-
-    def log(self, env_steps: int, scalars: Mapping[str, float]) -> None:
-        self._run.log_metrics(dict(scalars), step=env_steps)
-
-    def save(self, name: str, files: Sequence[Path]) -> None:
-        for file in files:
-            self._run.log_model(name, str(file))
-
-    def save_video(self, env_steps: int, name: str, file: Path) -> None:
-        self._run.log_video(str(file), name=name, step=env_steps)
-
-    def close(self, has_failed: bool) -> None:
-        if has_failed:
-            self._run.add_tag("failed")
-        self._run.end()
-
-
-TRACKERS: dict[str, Connect] = {
-    "wandb": WandbRun,
-    "mlflow": MlflowRun,
-    "trackio": TrackioRun,
-    "comet": CometRun,
-}
-"""By the name in `--track`, which is also that of the extra that installs the library."""
-
-LIBRARIES = {**{name: name for name in TRACKERS}, "comet": "comet_ml"}
-"""The library of each tracker."""
+def trackers() -> dict[str, tuple[str, str]]:
+    """`Connect` as text, and the library, by the name in `--track`, which is also that of the extra."""
+    return {**_OWN, **hooks("TRACKERS")}
 
 
 class Tracker(Observer):
@@ -346,7 +222,8 @@ class Tracker(Observer):
 
 def load_trackers(names: Sequence[str]) -> list[Tracker]:
     """The observers of these names."""
-    return [Tracker(name, TRACKERS[name]) for name in dict.fromkeys(names)]
+    known = trackers()
+    return [Tracker(name, imported(known[name][0])) for name in dict.fromkeys(names)]
 
 
 def require_package(name: str) -> None:
@@ -355,7 +232,7 @@ def require_package(name: str) -> None:
     Raises:
         UsageError: it is not.
     """
-    library = LIBRARIES[name]
+    _, library = trackers()[name]
     if importlib.util.find_spec(library) is None:
         raise UsageError(
             f'--track={name} needs the package {library}, which is not installed: pip install -e ".[{name}]"'

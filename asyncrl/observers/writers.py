@@ -6,6 +6,7 @@ import abc
 import csv
 import io
 import json
+import logging
 import math
 import time
 from collections.abc import Iterable
@@ -192,7 +193,7 @@ def monitor_header(t_start: float, env_id: str, columns: Iterable[str]) -> list[
 
 
 class LogMessages(Observer):
-    """Passes messages to Python's logging, as warnings of the logger `asyncrl`."""
+    """Passes messages to Python's logging, as warnings of the logger `asyncrl`; the preset as information."""
 
     def on_message(self, run: Run, text: str) -> None:
-        log.warning("%s", text)
+        log.log(logging.INFO if text.startswith("preset ") else logging.WARNING, "%s", text)

@@ -7,8 +7,8 @@ waits     An agent that is present and not to move has an idle row. It is no sam
 absent    Before an agent appears and after its episode has ended, its rows are neither valid nor idle.
 truncated The next row of this agent holds its final observation. If the whole environment is over then, no agent of it
           is stepped in that row, and it is reset in the row after it.
-last      An agent that waits at the end of a slot has an action whose outcome is in no row of the slot. This sample is
-          dropped: the value of its observation is bootstrapped for the action before.
+last      An agent that waits at the end of a slot, or when its episode is truncated, has an action whose outcome is not
+          known. This sample is dropped: the value of its observation is bootstrapped for the action before.
 
 An environment that resets itself gives no final observation, so the last step before a truncation is lost, and its
 observation is bootstrapped.
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.replay import StepRows
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.agents import AgentsEnv, AgentsState
@@ -31,7 +32,7 @@ from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.rollout.env_group import HostEnvGroup, ObsArray, is_surely_finite
-from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
+from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery, WrongAgents
 
 _MOST_NAMED_AGENTS = 32
 
@@ -91,6 +92,8 @@ class AgentsEnvGroup(HostEnvGroup):
         self._lengths = np.zeros(num_columns, dtype=np.int64)  # actions in the episode
         self._num_rows = np.zeros(num_columns, dtype=np.int64)  # rows of the episode
         self._steps = [0] * len(envs)
+        self._row = 0  # of the slot
+        self._unfinished: list[tuple[int, int, int]] = []  # column, row after the episode, rows of the episode
 
     def reset(self, obs: ObsArray) -> None:
         for env in range(len(self._envs)):
@@ -107,6 +110,7 @@ class AgentsEnvGroup(HostEnvGroup):
         is_counted = self._is_present if self.policies is None else self._is_present & self.policies.is_trained
         env_actions = self._to_env(actions)
         num_agents, num_steps = len(self._names), 0
+        self._row += 1
         for env_idx, env in enumerate(self._envs):
             first = env_idx * num_agents
             columns = slice(first, first + num_agents)
@@ -132,6 +136,7 @@ class AgentsEnvGroup(HostEnvGroup):
         return num_steps
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        self._row = 0
         restarted: list[int] = []
         for env in [env for env, is_over in enumerate(self._is_over) if is_over]:
             self._is_over[env] = False
@@ -141,17 +146,20 @@ class AgentsEnvGroup(HostEnvGroup):
         return restarted
 
     def end_slot(self, slots: TrajectorySlots, slot: int) -> None:
-        """Drops the last action of each agent that waits; the action before it ends with the value of that row."""
+        """Drops the last action of each agent that waits, now or when its episode was truncated in the slot."""
         for column in np.flatnonzero(self._is_present & ~self._moves).tolist():
-            num_rows = min(int(self._num_rows[column]), slots.rollout)
-            first = slots.rollout - num_rows
-            acted = np.flatnonzero(slots.valid[slot, first:, column])
+            self._unfinished.append((column, slots.rollout, int(self._num_rows[column])))
+        for column, stop, num_rows in self._unfinished:
+            first = max(0, stop - num_rows)
+            acted = np.flatnonzero(slots.valid[slot, first:stop, column])
             if len(acted) == 0:
                 continue
             last = first + int(acted[-1])
             slots.valid[slot, last, column] = False
-            if last > first:
+            slots.truncated[slot, last:stop, column] = False
+            if last > first:  # the action before it ends with the value of this row
                 slots.truncated[slot, last - 1, column] = True
+        self._unfinished.clear()
 
     def _to_env(self, actions: npt.NDArray[Any]) -> Any:
         """The environments' actions, by column."""
@@ -166,6 +174,8 @@ class AgentsEnvGroup(HostEnvGroup):
             raise self._begin_failures.pop(env_idx)
         try:
             state = env.step(actions)[0]
+        except UsageError as error:
+            raise self._wrong_agents(env_idx, "step", error) from None
         except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(env_idx, "step", error) from error
         self._store(env_idx, state, "step")
@@ -186,6 +196,7 @@ class AgentsEnvGroup(HostEnvGroup):
                     self._end_episode(env_idx, column, name, state.extra_stats[place])
                     rows.terminated[column] = state.terminated[place]
                     rows.truncated[column] = state.truncated[place] and not env.resets_itself
+                    self._note_cut(column, place, env, state)
                     if state.truncated[place] and env.resets_itself:
                         rows.valid[column] = False
                         if rows.idle is not None:
@@ -199,6 +210,13 @@ class AgentsEnvGroup(HostEnvGroup):
             self._moves[column] = state.moves[place]
         if begun and (self.policies is not None or self._training_info.reward_shaping):
             self._begin_next_episodes(begun)
+
+    def _note_cut(self, column: int, place: int, env: AgentsEnv, state: AgentsState) -> None:
+        """Notes a truncated agent that waits: it has no final observation, or in lists no action in this row."""
+        if state.truncated[place]:
+            num_rows, is_lost = int(self._num_rows[column]), int(env.resets_itself)
+            if (not self._moves[column]) if is_lost else state.obs[place] is None:
+                self._unfinished.append((column, self._row - is_lost, num_rows - is_lost))
 
     def _end_episode(self, env_idx: int, column: int, name: str, extra_stats: Any) -> None:
         numbers = dict(extra_stats)
@@ -214,7 +232,10 @@ class AgentsEnvGroup(HostEnvGroup):
             steps = int(self._num_rows[columns].max())
             is_dropped = not self.failures.note_not_finite(trouble, steps)
         for column in np.flatnonzero(self._is_present[columns]) + columns.start:
-            self.lost.append(LostStep(int(column), int(self._num_rows[column]), has_failed=not is_dropped))
+            num_rows = int(self._num_rows[column])
+            self.lost.append(LostStep(int(column), num_rows, has_failed=not is_dropped))
+            if is_dropped and not self._moves[column]:
+                self._unfinished.append((int(column), self._row - 1, num_rows))
         rows.valid[columns] = rows.idle[columns] = False
         self._start(env_idx, rows.next_obs, None if is_dropped else trouble)
 
@@ -222,6 +243,8 @@ class AgentsEnvGroup(HostEnvGroup):
         seed, self._seeds[position] = self._seeds[position], None
         try:
             state = self._envs[position].reset(seed=seed)[0]
+        except UsageError as error:
+            raise self._wrong_agents(position, "reset", error) from None
         except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(position, "reset", error) from error
         self._store(position, state, "reset")
@@ -261,6 +284,11 @@ class AgentsEnvGroup(HostEnvGroup):
             trouble = self._not_finite(env_idx, numbers.copy(), state.reward[place])
             rows[~is_finite] = 0
             raise trouble
+
+    def _wrong_agents(self, position: int, call: str, error: UsageError) -> WrongAgents:
+        steps = self._steps_made(position)
+        text = f"returned something wrong from {call}"
+        return WrongAgents(self._first_env_idx + position, steps, text, str(error).rstrip("."))
 
     def _steps_made(self, position: int) -> int:
         return self._steps[position]

@@ -7,16 +7,17 @@ from functools import partial
 from typing import Any
 
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import load
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
-from asyncrl.rollout.failures import FailureLog, Recovery
-from asyncrl.rollout.hindsight import GoalEnvGroup
-from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name, specs_of_policies
-from asyncrl.rollout.self_play_mapping import SelfPlayMapping
+from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, MakeMapping, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -36,16 +37,16 @@ def build_env_group(
 
     Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
     before, so a resumed run does not repeat its first episodes. `policy_mapping` is read if there are several policies;
-    `opponents` has the weights of the frozen ones in self-play.
+    `opponents` has the weights of the frozen ones that play against the policy.
     """
     group = _build_group(config, plan, spec, split_idx, run_seed, env_steps, failures)
     if not plan.has_slot_pools:
         return group
     first_env = split_idx * plan.envs_per_split
     seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)
-    if opponents:
-        share = config.self_play_pool_share
-        group.policies = SelfPlayMapping(opponents, share, spec.agents, plan.envs_per_split, seed)
+    if config.opponents is not None:
+        make_mapping: MakeMapping = load(config.opponents.mapping)
+        group.policies = make_mapping(config, plan, spec, opponents, seed)
     else:
         choose = choose_by_name(policy_mapping, plan.num_policies, spec, seed)
         agents = spec.agents or (SINGLE_AGENT,)
@@ -74,16 +75,30 @@ def _build_group(
             partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors), failures
         )
         recovery = Recovery(failures, make_vectorized, seed)
-        return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
+        vectorized = _make_first(make_vectorized, first_env, failures)
+        return VectorEnvGroup(vectorized, seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
     make = _with_turn(partial(make_run_env, config, in_training=True), failures)
     seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
     recovery = Recovery(failures, make, seed)
-    envs: list[Any] = [make() for _ in seeds]
+    envs: list[Any] = [_make_first(make, first_env + env, failures) for env in range(len(seeds))]
     arguments = (seeds, first_env, spec, config.action_mapping, recovery)
     if spec.agents:
         return AgentsEnvGroup(envs, *arguments)
-    stores_goals = plan.replay is not None and plan.replay.her_goals > 0
-    return GoalEnvGroup(envs, *arguments) if stores_goals else EnvGroup(envs, *arguments)
+    make_group: type[EnvGroup] = EnvGroup if plan.replay is None else load(plan.replay.kind.env_group)
+    return make_group(envs, *arguments)
+
+
+def _make_first(make: Callable[[], Any], env_idx: int, failures: FailureLog) -> Any:
+    """Makes an environment; one that raises is made again as long as the run may continue."""
+    while True:
+        try:
+            return make()
+        except UsageError:
+            raise
+        except ENVIRONMENT_EXCEPTIONS as error:
+            trouble = EnvironmentCallFailed(env_idx, 0, "failed when it was made")
+            trouble.__cause__ = error
+            failures.note_failure(trouble)
 
 
 def _with_turn(make: Callable[[], Any], failures: FailureLog) -> Callable[[], Any]:

@@ -29,7 +29,8 @@ from asyncrl.envs.interface import (
     problem_of_step,
     without_bookkeeping,
 )
-from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, store_rounded
+from asyncrl.envs.spaces import seed_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.rollout.failures import (
@@ -72,6 +73,8 @@ class EnvironmentGroup(ABC):
         self.policies: PolicyMapping | None = None
         self._envs = list(envs)
         self._seeds: list[int | None] = list(seeds)
+        for env, seed in zip(self._envs, seeds, strict=False):
+            seed_spaces(env, seed)
         self._first_env_idx = first_env_idx
         self._recovery = recovery
         self.failures = None if recovery is None else recovery.failures
@@ -80,6 +83,11 @@ class EnvironmentGroup(ABC):
         self._training_info = TrainingInfo()
         self._begun_before: set[int] = set()  # columns whose episode began before the newest message of observers
         self._begin_failures: dict[int, EnvironmentTrouble] = {}
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        """The environments, single or vectorized."""
+        return self._envs
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
@@ -125,16 +133,18 @@ class EnvironmentGroup(ABC):
 
     def _recreate(self, position: int) -> None:
         assert self._recovery is not None
+        steps = self._steps_made(position) + self._num_recreated
         with contextlib.suppress(*ENVIRONMENT_EXCEPTIONS):  # a failed environment may fail to close
             self._envs[position].close()
         try:
             self._envs[position] = self._recovery.make()
+            seed = self._recovery.seed(self._first_env_idx + position, steps)
+            seed_spaces(self._envs[position], seed)
             if self._training_info.of_observers is not None:
                 give_training_info(self._envs[position], self._training_info.of_observers)
         except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(position, "being recreated", error) from error
-        steps = self._steps_made(position) + self._num_recreated
-        self._seeds[position] = self._recovery.seed(self._first_env_idx + position, steps)
+        self._seeds[position] = seed
 
     def _note_reset(self, position: int) -> None:
         """Notes that new episodes begin in all columns of one of `envs`: they have the newest message of observers."""
@@ -352,10 +362,13 @@ class EnvGroup(HostEnvGroup):
             returns[env] += reward
             if not terminated:
                 if type(obs) is array_type and obs.dtype is codec.dtype and obs.shape == codec.shape:
-                    next_obs[env] = obs
+                    try:
+                        next_obs[env] = obs
+                    except FloatingPointError:  # NumPy raises where the environment's module wants it
+                        store_rounded(next_obs[env], obs)
                 else:
                     self._store_obs(env, obs, next_obs, "step")
-        rows.reward[:] = rewards
+        store_rounded(rows.reward, rewards)
         floats = next_obs if codec.dtype is not None else codec.floats(next_obs)
         if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
             self._drop_steps_not_finite(rows)
@@ -418,7 +431,7 @@ class EnvGroup(HostEnvGroup):
         except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(env, "reset", error) from error
         if type(obs) is np.ndarray and obs.dtype is codec.dtype and obs.shape == codec.shape:
-            obs_rows[env] = obs
+            store_rounded(obs_rows[env], obs)
         else:
             self._store_obs(env, obs, obs_rows, "reset")
         floats = obs_rows[env] if codec.dtype is not None else codec.floats(obs_rows[env : env + 1])[0]

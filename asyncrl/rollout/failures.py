@@ -1,9 +1,11 @@
 """Failures of environments, and the decision whether a run continues: a warning for each, until there are too many.
 
-step or reset raises, or step   the environment is recreated; more than `max_env_failures` in a window end the run,
-returns a wrong value           and so does any failure before the run's first finished episode
+step or reset raises, or step   the environment is recreated; more than `max_env_failures` in a window end the run.
+returns a wrong value           Before the run's first finished episode, the same failure `FATAL_IN_A_ROW` times in a
+                                row in one place, at the same step or in the first steps, ends it, too
 reward or observation is NaN    the step is dropped and the environment is reset, or the run ends (`nan_policy`)
-observation out of its space    the run ends: this is a mistake in the environment
+observation out of its space,   the run ends: this is a mistake in the environment
+or agents without their values
 a debugger finds no terminal    the run ends, with a hint at serial mode
 """
 
@@ -18,7 +20,7 @@ from typing import Any
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.errors import environment_traceback
+from asyncrl.envs.errors import FATAL_IN_A_ROW, FIRST_STEPS, environment_traceback, kind_of
 from asyncrl.monitoring.reports import EnvironmentFailures
 from asyncrl.runtime.restarts import RecentEvents
 
@@ -46,6 +48,11 @@ class EnvironmentTrouble(Exception):
         """Traceback of the environment's own code, empty if it did not raise."""
         return "" if self.__cause__ is None else environment_traceback(self.__cause__)
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What failures that are the same have in common: the type of the exception and its place."""
+        return (type(self).__name__,) if self.__cause__ is None else kind_of(self.__cause__)
+
 
 class EnvironmentCallFailed(EnvironmentTrouble):
     """The environment's own code raised."""
@@ -59,6 +66,10 @@ class WrongObservation(EnvironmentTrouble):
     """An observation does not fit the environment's observation space, so it cannot be stored."""
 
 
+class WrongAgents(EnvironmentTrouble):
+    """An environment of several agents returned a key that is not an agent, omitted an agent, or gave a wrong value."""
+
+
 class WrongResult(EnvironmentTrouble):
     """`step` returned a value that cannot be read, such as a reward that is no number."""
 
@@ -67,7 +78,7 @@ class EnvironmentsKeepFailing(Exception):
     """Environments of one worker failed too often.
 
     Attributes:
-        tracebacks: text of the first failure and of the last one.
+        tracebacks: of the last failure, and of the first one if it is of another kind, both with their texts then.
     """
 
     def __init__(self, text: str, tracebacks: str) -> None:
@@ -96,6 +107,8 @@ class FailureLog:
         self._warned_at: float | None = None
         self._not_finite_since_warning = 0
         self._drops_in_a_row: dict[int, int] = {}
+        self._last_failure: dict[int, _LastFailure] = {}  # by environment
+        self._counts: dict[tuple[object, ...], _KindCount] = {}
 
     def note_turn(self) -> None:
         """Records that an environment was made or reset: the worker does not hang, however long all of them take."""
@@ -110,11 +123,10 @@ class FailureLog:
         """Counts a failure after which the environment is recreated.
 
         Raises:
-            EnvironmentTrouble: the given one, because the run cannot continue: no environment has ever finished an
-                episode, or a new environment would fail in the same way.
+            EnvironmentTrouble: the given one, because the run cannot continue: a new environment fails in the same way.
             EnvironmentsKeepFailing: there were too many failures.
         """
-        if not self._control.has_finished_episode or self._is_fatal(trouble):
+        if self._is_fatal(trouble) or (self._fails_again_at_once(trouble) and not self._control.has_finished_episode):
             raise trouble
         now, limit, window_s = self._clock(), self._config.max_env_failures, self._config.restart_window_s
         self._recent.add(trouble, now)
@@ -124,12 +136,32 @@ class FailureLog:
             raise EnvironmentsKeepFailing(
                 f"environments of rollout worker {self._worker_idx} failed {len(recent)} times within "
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
-                f"the first failure: {_details(recent[0])}\n\nthe last failure: {_details(trouble)}",
+                _tracebacks_of(recent[0], trouble),
             )
-        kept = "stay in the replay" if self._config.is_off_policy else "are dropped"
-        self.warn(
-            f"{_details(trouble)}\nThe environment is recreated, and the samples of its unfinished episode {kept}."
-        )
+        seen = self._counts.get(trouble.kind)
+        if seen is None:
+            self._counts[trouble.kind] = _KindCount(now)
+            kept = "stay in the replay" if self._config.is_off_policy else "are dropped"
+            text = f"{trouble}; the environment is recreated, and the samples of its unfinished episode {kept}"
+            self.warn(f"{text}\n{trouble.traceback}".rstrip())
+            return
+        seen.count += 1
+        if now - seen.warned_at >= _WARN_EVERY_S:
+            self._warn_count(trouble, seen, now)
+
+    def _warn_count(self, trouble: EnvironmentTrouble, seen: _KindCount, now: float) -> None:
+        cause = type(trouble.__cause__ or trouble).__name__
+        self.warn(f"{trouble} ({cause}); {seen.count} such failures since the last warning of this kind")
+        seen.count, seen.warned_at = 0, now
+
+    def _fails_again_at_once(self, trouble: EnvironmentTrouble) -> bool:
+        """Whether an environment and its replacements fail in the same way, and at the same step or at once."""
+        last = self._last_failure.get(trouble.env_idx, _LastFailure((), 0, -1, 0))
+        num_steps = trouble.step - last.step
+        is_same = trouble.kind == last.kind and (num_steps <= FIRST_STEPS or num_steps == last.num_steps)
+        in_a_row = last.in_a_row + 1 if is_same else 1
+        self._last_failure[trouble.env_idx] = _LastFailure(trouble.kind, trouble.step, num_steps, in_a_row)
+        return in_a_row >= FATAL_IN_A_ROW
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
         """Counts a step that is dropped; True if the environment must be recreated: all its recent episodes began so.
@@ -181,7 +213,32 @@ class FailureLog:
         if isinstance(trouble, NotFinite):
             return self._config.nan_policy == "fail"
         # A debugger without a terminal would stop every new environment in the same place.
-        return isinstance(trouble, WrongObservation) or isinstance(trouble.__cause__, bdb.BdbQuit)
+        return isinstance(trouble, (WrongObservation, WrongAgents)) or isinstance(trouble.__cause__, bdb.BdbQuit)
+
+
+@dataclass
+class _KindCount:
+    """When failures of one kind were reported last, and how many there were since."""
+
+    warned_at: float
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class _LastFailure:
+    """The last failure of an environment, or of the one that it replaced.
+
+    Attributes:
+        kind: type of the exception and its place.
+        step: steps of all environments that were made in this place.
+        num_steps: steps of the environment that failed.
+        in_a_row: number of such failures one after another.
+    """
+
+    kind: tuple[object, ...]
+    step: int
+    num_steps: int
+    in_a_row: int
 
 
 @dataclass(frozen=True)
@@ -212,6 +269,12 @@ class Recovery:
     failures: FailureLog
     make: Callable[[], Any]
     seed: Callable[[int, int], int]
+
+
+def _tracebacks_of(first: EnvironmentTrouble, last: EnvironmentTrouble) -> str:
+    if first.kind == last.kind:
+        return last.traceback
+    return f"the first failure: {_details(first)}\n\nthe last failure: {_details(last)}"
 
 
 def _details(trouble: EnvironmentTrouble) -> str:

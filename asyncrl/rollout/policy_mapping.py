@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.env_maker import find_callable
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import Problem, UsageError
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import MatchRecord
 
 SINGLE_AGENT = "agent_0"
 """Name of the agent of an environment with one agent."""
@@ -37,7 +40,6 @@ class PolicyMapping:
     Attributes:
         policy_idx: [C] int16, of the row that is to be acted on next. An agent that is absent keeps the policy of its
             episode before; 0 before the first.
-        matches: in self-play, the games against the pool that have ended, until somebody takes them.
     """
 
     def __init__(
@@ -59,7 +61,6 @@ class PolicyMapping:
         self._columns = [(agent, first_env_idx + env) for env in range(num_envs) for agent in agents]
         self._episodes = [0] * len(self._columns)
         self.policy_idx = np.zeros(len(self._columns), dtype=np.int16)
-        self.matches: list[MatchRecord] = []
 
     @property
     def is_trained(self) -> npt.NDArray[np.bool_]:
@@ -68,6 +69,10 @@ class PolicyMapping:
 
     def note_reset(self, env: int) -> None:
         """Notes that an environment of the split was reset: the next episodes of all its agents are of another game."""
+
+    def take_notes(self) -> Sequence[object]:
+        """What the mapping reports to the observer of its feature since the last call."""
+        return ()
 
     def end(self, column: int, episode_return: float) -> int | None:
         """Notes that the episode of a column has ended; returns the policy that played it, None for an opponent."""
@@ -103,11 +108,26 @@ class PolicyMapping:
             self.policy_idx[column] = policy_idx
 
 
+class MakeMapping(Protocol):
+    """Makes the mapping of a split in which opponents play (`asyncrl.config.sections.section.Opponents`)."""
+
+    def __call__(
+        self, config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, opponents: Sequence[WeightsChannel], seed: int
+    ) -> PolicyMapping: ...
+
+
 def specs_of_policies(spec: EnvSpec, mapping: str, num_policies: int) -> list[EnvSpec]:
     """The spec of each policy: that of its agent (independent), otherwise the kinds in equal blocks, in their order."""
     if mapping == "independent" and len(spec.of_agents) == num_policies:
         return [spec.kinds[kind] for kind in spec.of_agents]
     return [spec.kinds[idx * len(spec.kinds) // num_policies] for idx in range(num_policies)]
+
+
+def needs_same_spaces(setting: str, spec: EnvSpec) -> Problem:
+    """The problem of a setting that is possible only where all agents have the same spaces; those of `spec` differ."""
+    text = f"--{setting}=True needs agents with the same spaces: those of {spec.env_id} differ."
+    fitting = f"--{setting}=False --num_policies={len(spec.kinds)} --policy_mapping=by_space"
+    return Problem((setting, "env"), text, (fitting,))
 
 
 def choose_by_name(mapping: str, num_policies: int, spec: EnvSpec, seed: int) -> ChoosePolicy:

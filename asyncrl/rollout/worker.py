@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.monitoring.reports import (
     EnvironmentFailures,
-    MatchRecord,
     Phase,
     PhaseTimer,
     RolloutReport,
@@ -84,6 +83,11 @@ class RolloutWorkerBase:
         self.num_training_infos, info = self._control.read_training_info()
         for group in self._groups:
             group.set_training_info(info)
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments of all groups, single or vectorized."""
+        return [env for group in self._groups for env in group.envs]
 
     def count_steps(self, num_steps: int) -> None:
         """Adds environment steps to the next report and to the run's total."""
@@ -225,13 +229,10 @@ class PooledRolloutWorker(RolloutWorkerBase):
         return Phase.WAIT_SLOTS if all(split.slot is None for split in self._splits) else Phase.WAIT_ACTIONS
 
     def report(self) -> RolloutReport:
-        """The work since the last report, and the games of self-play that have ended."""
-        matches: list[MatchRecord] = []
-        for split in self._splits:
-            if split.group.policies is not None:
-                matches += split.group.policies.matches
-                split.group.policies.matches = []
-        return dataclasses.replace(super().report(), matches=tuple(matches))
+        """The work since the last report, and the notes of the policy mappings."""
+        mappings = [split.group.policies for split in self._splits if split.group.policies is not None]
+        notes = tuple(note for mapping in mappings for note in mapping.take_notes())
+        return dataclasses.replace(super().report(), notes=notes)
 
     def _wake_learners(self) -> None:
         for learner in self._learners:

@@ -1,6 +1,6 @@
 """All checks before a run starts, without torch and without starting a role.
 
-    loaded settings -> resource plan -> rules -> environment's spaces -> checkpoint -> memory -> Preflight
+    loaded settings -> resource plan -> rules -> environment's spaces -> checkpoint -> memory and limits -> Preflight
 
 `validate` prints the result; `train` refuses to start if it has problems.
 """
@@ -14,37 +14,39 @@ from dataclasses import dataclass
 import gymnasium
 import numpy as np
 
-from asyncrl.buffers.layout import arena_bytes
 from asyncrl.cluster import connection
 from asyncrl.cluster.parcels import LARGEST_FLOAT16
 from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.algorithms import BUILT_IN, module_that_registered
-from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import Problem, UsageError
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
+from asyncrl.config.replay_kinds import replay_kind
 from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.config.warnings import find_warnings
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_traceback
-from asyncrl.envs.goals import goal_problem
 from asyncrl.envs.probe import probe
 from asyncrl.envs.showing import require_video_package
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
-from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, ObservationPart, has_shape_of_image
+from asyncrl.models.sizes import weights_block_size
+from asyncrl.modes.choice import arena_bytes, find_problems, mode_of
+from asyncrl.modes.mode import MORE_MEMORY, Mode
 from asyncrl.observers.loading import find_callback
 from asyncrl.observers.trackers import require_package
 from asyncrl.rollout.policy_mapping import choose_by_name, specs_of_policies
-from asyncrl.run import resuming
+from asyncrl.run import dry_start, resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment, without memory that processes share
 _LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
+_LARGEST_OF_PIXELS = (1.0, 255.0)
 _NETWORKS_OF_USERS = ("encoder", "core", "model")
-_MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryMax)"
+_LARGE_ROLLOUT = 16 << 20  # bytes of one environment's observations; games of Atari have 3.6 MB
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Preflight:
     """The result of the checks.
 
     Attributes:
-        config: the settings, with `init_from` replaced by the folder of a checkpoint, or for several policies of a run.
+        loaded: the settings and their sources; the preset follows from the environment, `init_from` is replaced by the
+            folder of a checkpoint, or for several policies of a run.
         plan: the resources resolved from them.
         spec: the environment's spaces; None if the environment could not be made.
         problems: reasons why the run cannot start.
@@ -63,7 +66,7 @@ class Preflight:
         traffic: of pools on other machines; None without them or without a spec.
     """
 
-    config: TrainConfig
+    loaded: LoadedConfig
     plan: ResourcePlan
     spec: EnvSpec | None
     problems: tuple[Problem, ...]
@@ -72,6 +75,11 @@ class Preflight:
     arena_bytes: int | None
     free_bytes: int
     traffic: Traffic | None = None
+
+    @property
+    def config(self) -> TrainConfig:
+        """The settings."""
+        return self.loaded.config
 
     @property
     def exit_code(self) -> int:
@@ -99,93 +107,153 @@ def run(
         say: shows the user a sentence at once, if the check of the environment takes long.
     """
     machine = machine or Machine.detect()
-    config, of_names = _resolve_names(loaded.config, is_first_rank)
-    of_env: list[Problem] = []
-    findings: list[Problem] = []
-    spec, failure = None, None
-    if config.env_id and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
-        try:
-            spec = probe(
-                config.env_id,
-                config.env_kwargs,
-                timeout_s=config.env_start_timeout,
-                env_backend=config.env_backend,
-                atari_preprocessing=config.preprocesses_atari,
-                image_channels=config.image_channels,
-                warn=(lambda text: findings.append(Problem(("env",), text))) if checks_env else None,
-                say=say,
-                advise=lambda text: findings.append(Problem(("env",), text)),
-            )
-        except EnvironmentFailed as error:
-            failure = str(error)
-        except UsageError as error:
-            is_known_here = isinstance(error, UnknownEnvironment) and config.env_id in gymnasium.registry
-            text = _registered_here_only(config.env_id) if is_known_here else str(error)
-            of_env.append(Problem(("env",), text))
+    config, name_problems = _resolve_names(loaded.config, is_first_rank)
+    machine_problems = list(dry_start.find_machine_problems(config.serial_mode))
+    env = _CheckedEnv()
+    if config.env_id and not machine_problems and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
+        env = _check_env(config, checks_env, say)
+    spec = env.spec
     if spec is None:
         plan = resolve(config, machine)
     else:
+        if loaded.merge_again is not None:
+            loaded = loaded.merge_again(spec.made_of, spec.keeps_spaces)
+            config = loaded.config.model_copy(update={"init_from": config.init_from})
         config = _with_backend_of(spec, config, loaded.given)
         has_images = any(kind.observation.has_images for kind in spec.kinds)
         plan = resolve(config, machine, has_images, spec.num_agents)
-    of_resuming = resuming.find_problems(dataclasses.replace(loaded, config=config))
-    found = [*of_resuming, *of_names, *find_problems(config, plan, machine)]
-    problems = [*loaded.problems, *_unaffected(found, loaded.problems), *of_env]
-    warnings = [*_unaffected(find_warnings(config, plan, loaded.given), loaded.problems), *findings]
+    resume_problems = resuming.find_problems(dataclasses.replace(loaded, config=config))
+    found = [*resume_problems, *name_problems, *find_problems(config, plan, machine)]
+    problems = [*loaded.problems, *_unaffected(found, loaded.problems), *env.problems, *machine_problems]
+    warnings = [*_unaffected(find_warnings(config, plan, loaded.given), loaded.problems), *env.findings]
     needed, free, traffic = None, available_bytes(), None
     if spec is not None:
-        if spec.agents:
-            problems += _agents_problems(config, spec)
-        elif config.self_play:
-            text = f"--self_play=True needs an environment of several agents, and {spec.env_id} has one."
-            problems.append(Problem(("self_play", "env"), text, ("--self_play=False",)))
-        if plan.num_policies > 1 or spec.spaces:
-            problems += _mapping_problems(config, spec)
-        for kind in spec.kinds:
-            problems += _action_problems(config, kind)
-        if config.her_goals > 0 and plan.replay is not None:
-            problems += _goal_problems(config, spec)
-        if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
-            problems += _float16_problems(spec)
-        of_source = [] if "init_from" in _names(of_names) else resuming.find_problems_of_source(config, spec)
-        problems += of_source
-        if not of_resuming:
+        problems += _spec_problems(config, plan, spec)
+        has_source = "init_from" not in _names(name_problems)
+        source_problems = resuming.find_problems_of_source(config, spec) if has_source else []
+        problems += source_problems
+        if not resume_problems:
             problems += resuming.find_problems_of_checkpoint(config, spec)
-        warnings += _env_warnings(config, plan, spec)
+        warnings += [*_env_warnings(config, plan, spec), *_large_observations(mode_of(plan), plan, spec)]
         policies = [config] * plan.num_policies
         try:
-            if "policies" not in _names(of_names) | _names(found):
+            if "policies" not in _names(name_problems) | _names(found):
                 policies = [config.of_policy(idx) for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             problems += _key_problems_of_policies(policies, specs)
-            shared = None if plan.hogwild is None else shared_sizes(spec, config)
-            sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
-            for own, each in zip(specs, policies, strict=True):
-                if _networks_of_user([each]) or each.algorithm.name not in BUILT_IN:
-                    from asyncrl.models.factory import check_networks  # imports torch
-
-                    check_networks(own, each)
-            of_one_rank = arena_bytes(spec, plan, sizes, shared)
-            if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
-                traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
+            of_one_rank, traffic = _size_of_rank(config, plan, spec, specs, policies)
         except Exception as error:
-            of_the_user = _networks_of_user([config, *policies])
-            if not of_the_user and not isinstance(error, UsageError):
-                raise
-            if not of_the_user:  # the algorithm's model; `_action_problems` may have said it already
-                problems += [] if "algo" in _names(problems) else [Problem(("algo", "env"), str(error))]
-            elif "import_modules" not in _names(of_names):
-                problems.append(_of_user_code(of_the_user, "making or calling the network", error))
+            problems += _network_problems(error, [config, *policies], _names(name_problems), _names(problems))
         else:
             needed = of_one_rank * plan.num_local_ranks
+            problems += dry_start.find_plan_problems(config, plan, of_one_rank)
             if needed > free:
-                problems.append(_too_large(plan, needed, free))
+                problems.append(_too_large(mode_of(plan), plan, needed, free))
             else:
                 warnings += _tight_memory(plan, needed, free)
-            if not of_source and not {"init_from", "policies"} & _names([*of_names, *problems]):
+            if not source_problems and not {"init_from", "policies"} & _names([*name_problems, *problems]):
                 misfits, notes = resuming.find_misfits_of_source(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
-    return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free, traffic)
+    loaded = dataclasses.replace(loaded, config=config)
+    return Preflight(loaded, plan, spec, tuple(problems), tuple(warnings), env.failure, needed, free, traffic)
+
+
+@dataclass
+class _CheckedEnv:
+    """What the check of the environment found.
+
+    Attributes:
+        spec: its spaces; None if it could not be made.
+        failure: text with the environment's own traceback, if it raised.
+        problems: why it cannot be used.
+        findings: what is probably a mistake.
+    """
+
+    spec: EnvSpec | None = None
+    failure: str | None = None
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    findings: list[Problem] = dataclasses.field(default_factory=list)
+
+
+def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None] | None) -> _CheckedEnv:
+    found = _CheckedEnv()
+
+    def advise(text: str) -> None:
+        found.findings.append(Problem(("env",), text))
+
+    try:
+        found.spec = probe(
+            config.env_id,
+            config.env_kwargs,
+            timeout_s=config.env_start_timeout,
+            env_backend=config.env_backend,
+            atari_preprocessing=config.atari_preprocessing,
+            image_channels=config.image_channels,
+            image_keys=config.image_keys,
+            examine=replay_kind(config).examine,
+            warn=advise if checks_env else None,
+            say=say,
+            advise=advise,
+            seed=config.seed,
+        )
+    except EnvironmentFailed as error:
+        found.failure = str(error)
+    except UsageError as error:
+        is_known_here = isinstance(error, UnknownEnvironment) and config.env_id in gymnasium.registry
+        text = _registered_here_only(config.env_id) if is_known_here else str(error)
+        found.problems.append(Problem(("env",), text))
+    except OSError as error:
+        found.problems.append(Problem((), f"The process that checks the environment cannot be started: {error}."))
+    return found
+
+
+def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
+    """What the settings cannot do with the environment's spaces."""
+    if spec.agents:
+        yield from _agents_problems(config, spec)
+    of_features = [found for rule in hooks("SPEC_RULES").values() for found in load(rule)(config, plan, spec)]
+    yield from of_features
+    # Where agents have different spaces, the problem of a feature names the mapping that fits.
+    checks_mapping = not of_features if spec.spaces else plan.num_policies > 1
+    if checks_mapping:
+        yield from _mapping_problems(config, spec)
+    for kind in spec.kinds:
+        yield from _action_problems(config, kind)
+    yield from _image_problems(config, spec)
+    if plan.replay is not None and plan.replay.kind.find_problems is not None:
+        yield from load(plan.replay.kind.find_problems)(config, spec)
+    if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
+        yield from _float16_problems(spec)
+
+
+def _size_of_rank(
+    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, specs: Sequence[EnvSpec], policies: Sequence[TrainConfig]
+) -> tuple[int, Traffic | None]:
+    """Bytes that one rank needs, and the traffic of pools on other machines. Makes networks of the user."""
+    sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
+    for own, each in zip(specs, policies, strict=True):
+        if _networks_of_user([each]) or each.algorithm.name not in BUILT_IN:
+            from asyncrl.models.factory import check_networks  # imports torch
+
+            check_networks(own, each)
+    traffic = None
+    if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
+        traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
+    return arena_bytes(spec, plan, sizes, mode_of(plan).shared_sizes(spec, config)), traffic
+
+
+def _network_problems(
+    error: Exception, configs: Sequence[TrainConfig], wrong_names: Collection[str], known: Collection[str]
+) -> list[Problem]:
+    """The problem of networks that cannot be made, unless it is known; raises what is not the user's mistake."""
+    of_user = _networks_of_user(configs)
+    if of_user:
+        if "import_modules" in wrong_names:
+            return []
+        return [_of_user_code(of_user, "making or calling the network", error)]
+    if not isinstance(error, UsageError):
+        raise error
+    return [] if "algo" in known else [Problem(("algo", "env"), str(error))]
 
 
 def _registered_here_only(env_id: str) -> str:
@@ -354,13 +422,19 @@ def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
             yield Problem(("critic_only_keys", "env"), text)
 
 
-def _goal_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
-    given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
-    if (needed := goal_problem(spec)) is not None:
-        yield Problem(("her_goals", "env"), f"{given} needs {needed}; {spec.env_id} has {spec.observation}.", (off,))
-    elif spec.is_vectorized or spec.gives_tensors:
-        text = f"{given} needs single environments, whose compute_reward it calls; {spec.env_id} is vectorized."
-        yield Problem(("her_goals", "env_backend"), text, ("--env_backend=gym", off))
+def _image_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    """Keys of images that are not there, or that have not the axes of an image."""
+    parts = list(dict.fromkeys(part for kind in spec.kinds for part in kind.observation.parts))
+    for key in config.image_keys:
+        named = [part for part in parts if part.is_in([key])]
+        if not named:
+            names = ", ".join(part.name for part in parts if part.kind != "mask")
+            text = f"--image_keys={key}: not a key of the observations. {spec.env_id} has {names}."
+            yield Problem(("image_keys", "env"), text)
+        for part in named:
+            if not part.has_pixels:
+                text = f"--image_keys={key}: an image is an array of two to four axes, and {spec.env_id} has {part}."
+                yield Problem(("image_keys", "env"), text)
 
 
 def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
@@ -376,12 +450,6 @@ def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
 
 
 def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
-    for name in ("self_play", "with_pbt") if spec.spaces else ():
-        if getattr(config, name):
-            text = f"--{name}=True needs agents with the same spaces: those of {spec.env_id} differ."
-            fitting = f"--{name}=False --num_policies={len(spec.kinds)} --policy_mapping=by_space"
-            yield Problem((name, "env"), text, (fitting,))
-            return
     try:
         choose_by_name(config.maps_policies, config.num_policies, spec, config.seed)
     except UsageError as error:
@@ -391,11 +459,14 @@ def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
 
 
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether returns in training say less about a policy than evaluations do.
+    """Whether returns in training say less about a policy than evaluations do."""
+    return _misses_first_observations(config, spec) or any(_misleading_by_features(config, spec))
 
-    A population changes the factors of the reward, and returns with different factors cannot be compared.
-    """
-    return _misses_first_observations(config, spec) or (config.with_pbt and bool(spec.reward_shaping))
+
+def _misleading_by_features(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    """What features do to returns in training so that these choose no best checkpoint."""
+    found = (load(place)(config, spec) for place in hooks("MISLEADING").values())
+    return (problem for problem in found if problem is not None)
 
 
 def _misses_first_observations(config: TrainConfig, spec: EnvSpec) -> bool:
@@ -412,6 +483,9 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
         )
         fitting = f"--save_every_env_steps={10 * plan.num_envs * longest}"
         yield Problem(("save_every_env_steps", "checkpoint_resets"), text, (fitting,))
+    if not config.atari_preprocessing and not spec.made_of.startswith("ALE/"):
+        text = f"--atari_preprocessing=False has no effect: {spec.env_id} is not a game of Atari."
+        yield Problem(("atari_preprocessing", "env"), text)
     if config.exploration_noise != "white" and config.is_off_policy and spec.action.num_deviations == 0:
         text = f"--exploration_noise={config.exploration_noise} has no effect: {spec.env_id} has no continuous actions."
         yield Problem(("exploration_noise", "env"), text)
@@ -425,12 +499,16 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
             f"policy reaches{end}"
         )
         yield Problem(("env_backend", "use_rnn", "save_best_metric"), text, (*evaluate, "--env_backend=gym"))
-    elif training_returns_mislead(config, spec) and is_not_chosen:
+    elif is_not_chosen:
+        yield from _misleading_by_features(config, spec)
+    like_images = [part for kind in spec.kinds for part in kind.observation.parts if _is_like_image(part)]
+    if like_images:
+        keys = ",".join(dict.fromkeys(part.name for part in like_images))
         text = (
-            f"{spec.env_id} has reward shaping, which population-based training changes, so returns in training cannot "
-            f"be compared{end}"
+            f"{spec.env_id} has {like_images[0]}, with the shape and the bounds of an image. It is not uint8, so it is "
+            f"read as numbers, without convolutions; if it is an image, give --image_keys={keys}."
         )
-        yield Problem(("with_pbt", "save_best_metric"), text, evaluate)
+        yield Problem(("image_keys", "env"), text)
     has_images = any(kind.observation.has_images for kind in spec.kinds)
     has_convolutions = has_images and config.encoder == config.model == "default"
     rate, usual = config.learning_rate, TrainConfig.model_fields["learning_rate"].default
@@ -442,6 +520,25 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
         yield Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))
 
 
+def _is_like_image(part: ObservationPart) -> bool:
+    """Whether numbers may be meant as an image: three or more axes, and bounds of 1 or 255."""
+    is_array = part.kind == "numbers" and not part.is_image and len(part.shape) > 2
+    return is_array and has_shape_of_image(part.shape, part.channels) and part.largest in _LARGEST_OF_PIXELS
+
+
+def _large_observations(mode: Mode, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
+    """Warns if the observations that a run holds in any case are unusually large."""
+    row = max(kind.observation.row_bytes for kind in spec.kinds)
+    name, num_rows, smaller = mode.samples_at_once(plan)
+    if row * num_rows >= _LARGE_ROLLOUT:
+        text = (
+            f"{name} takes {format_bytes(row * num_rows)}: an observation of {spec.env_id} has {format_bytes(row)}, "
+            f"and there are {plan.num_envs} environments. Images of 84 x 84 are usual "
+            "(gymnasium.wrappers.ResizeObservation)."
+        )
+        yield Problem(("env",), text, ("smaller images", *smaller))
+
+
 def _tight_memory(plan: ResourcePlan, needed: int, free: int) -> Iterator[Problem]:
     num_processes = plan.num_processes * plan.num_local_ranks
     processes = num_processes * _BYTES_OF_A_PROCESS
@@ -451,21 +548,15 @@ def _tight_memory(plan: ResourcePlan, needed: int, free: int) -> Iterator[Proble
             f"{format_bytes(needed)} of shared memory, but only {format_bytes(free)} are free: the kernel may kill "
             "some of them."
         )
-        yield Problem(("num_workers",), text, (_MORE_MEMORY,))
+        yield Problem(("num_workers",), text, (MORE_MEMORY,))
 
 
-def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
+def _too_large(mode: Mode, plan: ResourcePlan, needed: int, free: int) -> Problem:
     memory = (
         f"{format_bytes(needed)} ({needed} bytes) of shared memory, but only {format_bytes(free)} ({free} bytes) are "
         "free."
     )
-    if plan.replay is not None:
-        fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
-        text = f"A replay of {plan.replay.size} environment steps needs {memory}"
-        return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
-    text = f"{plan.num_slots} buffers of {plan.columns_per_split} trajectories of {plan.rollout} steps need {memory}"
-    names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
-    return Problem(names, text, (f"a smaller value of {', '.join('--' + name for name in names)}", _MORE_MEMORY))
+    return mode.memory_problem(plan, needed, free, memory)
 
 
 def format_bytes(count: int) -> str:

@@ -1,7 +1,9 @@
 """Decides what happens when a process of a run ends, and restarts rollout and inference workers.
 
     rollout, inference worker   it raised before the first finished episode: the user's code is broken, the run fails
-                                it raised later, died or hung: it is restarted, at most `max_restarts` times
+                                its networks or an update raised: the run fails
+                                it died, hung, or could not make its environments again: it is restarted, at most
+                                `max_restarts` times
     learner                     the run fails; `asyncrl.run.session` decides whether to resume from its checkpoint
     evaluation                  the runner reports it, and training continues
 
@@ -127,7 +129,8 @@ class RestartPolicy:
                 continue
             if is_clean:
                 del self._due_at[name], self._overdue_s[name]
-                self._start(worker, self._setup.for_restart())
+                number = sum(failure.child == name for failure in self._failures)
+                self._start(worker, self._setup.for_restart(number))
                 continue
             self._overdue_s[name] += counted_s
             if self._overdue_s[name] >= self._clean_up_timeout_s:

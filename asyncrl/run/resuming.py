@@ -226,7 +226,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
 
 def _changes_of_meaning(before: TrainConfig, now: TrainConfig, spec: EnvSpec) -> list[Change]:
     """Settings with which the numbers in a checkpoint mean something else to a new run; `spec` is the run's."""
-    irrelevant = {"env", "algo", *OF_NETWORKS}
+    irrelevant = {"env", "algo", "image_keys", *OF_NETWORKS}  # which parts are images is compared by the spaces
     if not has_own_unit(spec.action):
         irrelevant.add("action_unit")
     found = [change for change in fixed_changes(before, now) if change.name not in irrelevant]
@@ -247,13 +247,15 @@ def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Pro
     from asyncrl.learner.transfer import names_that_fit  # imports torch
     from asyncrl.models.factory import make_acting_model
     from asyncrl.run.setup import has_same_networks
+    from asyncrl.runtime.own_settings import own_settings
 
     problems, warnings = [], []
     for policy_idx, (own, own_spec) in enumerate(_policies(config, spec)):
         content = checkpoint.load(source_of_policy(config.init_from, config.num_policies, policy_idx))
         if content.optimizer and has_same_networks(content.state, own, own_spec):
             continue
-        policy = make_acting_model(own_spec, own).state_dict()
+        with own_settings():
+            policy = make_acting_model(own_spec, own).state_dict()
         fitting = names_that_fit(policy, content.model)
         missing = [name for name in policy if name not in fitting]
         start = f"--init_from={config.init_from}"
@@ -311,6 +313,10 @@ def _axes_of_images(spec: EnvSpec) -> set[str]:
     return {part.channels for part in spec.observation.parts if part.has_pixels}
 
 
+def _names_of_images(spec: EnvSpec) -> list[str]:
+    return [part.name for part in spec.observation.parts if part.has_pixels]
+
+
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if saved.shape_of_networks == present.shape_of_networks:
         return
@@ -318,7 +324,10 @@ def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
         f"Checkpoint {path} was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}."
     )
+    images, present_images = (_names_of_images(spec) for spec in (saved, present))
     channels = _axes_of_images(saved)
-    if len(channels) == 1 and channels != _axes_of_images(present):
+    if images != present_images:
+        text += f" The flag --image_keys={','.join(images)} may be missing." if images else ""
+    elif len(channels) == 1 and channels != _axes_of_images(present):
         text += f" The flag --image_channels={channels.pop()} may be missing."
     raise UsageError(text)

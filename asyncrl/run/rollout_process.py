@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from asyncrl.buffers.messages import Waker
+from asyncrl.modes.roles import roles_of
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
-from asyncrl.run.build_roles import build_rollout_worker
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, RunFailed
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, RunFailed, explain
 from asyncrl.runtime.reporting import ReportSender
+from asyncrl.runtime.seeding import seed_global_generators
 
 REPORT_EVERY_S = 1.0
 ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them
@@ -32,8 +33,9 @@ def rollout_main(
 ) -> None:
     torch.set_num_threads(1)
     os.nice(ROLLOUT_NICENESS)
+    seed_global_generators(setup.global_seed("rollout", worker_idx))
     try:
-        worker, control = build_rollout_worker(setup, worker_idx, learners, server), setup.control
+        worker, control = roles_of(setup).worker(setup, worker_idx, learners, server), setup.control
         log.info("at work")
         try:
             worker.phases.restart()
@@ -48,6 +50,10 @@ def rollout_main(
                 if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
                     reports.send(worker.report())
             reports.send(worker.report())
+        except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed, OSError, MemoryError):
+            raise
+        except Exception as error:  # of the networks or of an update, not of an environment
+            raise explain(f"rollout-{worker_idx}", error, is_final=True) from error
         finally:
             worker.close()
     except (EnvironmentTrouble, EnvironmentsKeepFailing) as error:

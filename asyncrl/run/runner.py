@@ -1,4 +1,4 @@
-"""Runs the roles that `asyncrl.run.build_roles` builds: all in one process (serial), or each in its own (parallel).
+"""Runs the roles of a mode (`asyncrl.modes`): all in one process (serial), or each in its own (parallel).
 
     run_serial      one loop: rollout workers, learner, evaluation, one after the other
     run_parallel    starts a process for each role, watches them until the learner has ended, then ends all
@@ -27,32 +27,29 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.bridge import pool_main
+from asyncrl.envs.spaces import restoring_spaces
+from asyncrl.evaluation.building import build_evaluation_workers, build_video_workers
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
-from asyncrl.learner.worker import LearnerOutcome, joint_outcome
+from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, joint_outcome
+from asyncrl.modes.roles import roles_of
 from asyncrl.monitoring.reports import EvaluationFailed, Report, VideoReport
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
-from asyncrl.run.build_roles import (
-    build_evaluation_workers,
-    build_inference_worker,
-    build_learner,
-    build_serial,
-    build_video_workers,
-)
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.rollout_process import REPORT_EVERY_S, environment_failure, rollout_main
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, allow_descriptors
+from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, allow_descriptors, explain
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.run_folder import VIDEOS
+from asyncrl.runtime.seeding import restoring_global_generators, seed_global_generators
 from asyncrl.runtime.signals import StopAtOnce
 
 WATCH_S = 0.2
 GRACE_S = 4.0
 SAVE_S = 300.0
 """How long learners may take to finish a step and to save when the run has failed."""
-_DESCRIPTORS, _DESCRIPTORS_OF_CHILD = 256, 10
-"""Of this process: files of modules, environments and the user; pipes, wakers and the log of each child."""
+_DESCRIPTORS, _DESCRIPTORS_OF_CHILD = 256, 11
+"""Of this process: files of modules, environments and the user; pipes, lifeline, wakers and the log of each child."""
 EVALUATION_NICENESS = 15  # a third of a worker's share if all cores are busy
 LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
@@ -69,7 +66,7 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
     """Runs all roles in this process, in a fixed order.
 
     With `checkpoint_resets` everything is recreated at each checkpoint, as for a resumed run, so that a run resumed
-    from there repeats this one to the bit.
+    from there repeats this one to the bit. While it runs, the environments use the global random generators.
 
     Args:
         setup: the run; its arena is closed at the end.
@@ -82,85 +79,118 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
     part = setup
     failed_videos: list[VideoReport] = []
     try:
-        result = _run_serial_part(part, send, steer, failed_videos)
-        while isinstance(result, Path):
-            pending, info = part.control.take_change(), part.control.newest_training_info
-            part.arena.free()  # before the memory of the next part is taken
-            part = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints, result)
-            if pending is not None:
-                part.control.send_change(pending)
-            if info is not None:
-                part.control.send_training_info(RunControl.pack_training_info(info))
-            result = _run_serial_part(part, send, steer, failed_videos)
-        return result
+        with restoring_global_generators():
+            result = _SerialPart(part, send, steer, failed_videos).run()
+            while isinstance(result, Path):
+                pending, info = part.control.take_change(), part.control.newest_training_info
+                part.arena.free()  # before the memory of the next part is taken
+                part = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints, result)
+                if pending is not None:
+                    part.control.send_change(pending)
+                if info is not None:
+                    part.control.send_training_info(RunControl.pack_training_info(info))
+                result = _SerialPart(part, send, steer, failed_videos).run()
+            return result
     finally:
         part.arena.close()
 
 
-def _run_serial_part(
-    setup: RunSetup, send: Send, steer: ControlCallback, failed_videos: list[VideoReport]
-) -> LearnerOutcome | Path:
-    """Runs to the end, or with `checkpoint_resets` to the next checkpoint, whose path is returned.
+class _SerialPart:
+    """All roles in this process, to the end of the run or, with `checkpoint_resets`, to the next checkpoint."""
 
-    Videos that fail are added to `failed_videos`; once there are some, no others are made.
-    """
-    torch.set_num_threads(setup.plan.learner_threads)
-    config, control, waker = setup.config, setup.control, Waker()
-    steer_run = functools.partial(steer, control)
-    learners, exchanges, workers, evaluations = build_serial(setup, waker, steer_run)
-    videos = [] if failed_videos else build_video_workers(setup)
-    reset_at: Path | None = None
-    outcome: LearnerOutcome | None = None
-    try:
-        while True:
-            active = [learner for learner in learners if not learner.is_over]
-            if not active:
-                for worker in workers:
-                    send(worker.report())
-                outcome = joint_outcome([learner.finish(send) for learner in learners])
-                control.end()
-            else:
-                for exchange in exchanges:
+    def __init__(self, setup: RunSetup, send: Send, steer: ControlCallback, failed_videos: list[VideoReport]) -> None:
+        """Builds the roles.
+
+        Args:
+            setup: the run.
+            send: receives the roles' reports.
+            steer: called in each iteration, and a few times a second during an update.
+            failed_videos: videos that failed are added; once there are some, no others are made.
+        """
+        torch.set_num_threads(setup.plan.learner_threads)
+        seed_global_generators(setup.global_seed("serial"))
+        self._setup, self._control, self._waker = setup, setup.control, Waker()
+        self._send, self._failed_videos = send, failed_videos
+        self._steer = functools.partial(steer, self._control)
+        roles = roles_of(setup).serial(setup, self._waker, self._steer)
+        self._learners, self._exchanges, self._workers, self._evaluations = roles
+        self._videos = [] if failed_videos else build_video_workers(setup)
+
+    def run(self) -> LearnerOutcome | Path:
+        """Returns the outcome of the run, or the checkpoint from which the next part begins."""
+        try:
+            while True:
+                active = [learner for learner in self._learners if not learner.is_over]
+                if not active:
+                    outcome = self._finish()
+                    self._evaluate()
+                    return outcome
+                for exchange in self._exchanges:
                     exchange.poll()
-                try:
-                    for worker in workers:
-                        if control.num_training_infos != worker.num_training_infos:
-                            worker.take_training_info()
-                        worker.poll()
-                        if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
-                            send(worker.report())
-                except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed) as error:
-                    control.request_stop()
-                    for learner in learners:
-                        learner.finish(send)
-                    if isinstance(error, RunFailed):
-                        raise
-                    raise environment_failure(worker.worker_idx, error) from error
-                for learner in active:
-                    saved = learner.advance(0.0, send)
-                    if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
-                        reset_at = Path(saved.path)
-                steer(control)
-            if not evaluations and control.num_evaluations > 0:
-                evaluations = build_evaluation_workers(setup)
-            for evaluation in (*evaluations, *videos):
-                if evaluation.is_due and not control.stop_requested:
-                    for report in evaluation.run(steer_run):
-                        send(report)
-                        if isinstance(report, VideoReport) and report.error is not None:
-                            failed_videos.append(report)
-            if outcome is not None:
-                return outcome
-            if reset_at is not None:
-                for worker in workers:
-                    send(worker.report())
-                for learner in learners:
-                    learner.save_best_if_asked(send)
-                return reset_at
-    finally:
-        for worker in workers:
-            worker.close()
-        waker.close()
+                self._collect()
+                reset_at = self._train(active)
+                self._steer()
+                self._evaluate()
+                if reset_at is not None:
+                    self._send_reports()
+                    for learner in self._learners:
+                        learner.save_best_if_asked(self._send)
+                    return reset_at
+        finally:
+            for worker in self._workers:
+                worker.close()
+            self._waker.close()
+
+    def _collect(self) -> None:
+        """Lets each worker step. If an environment fails, the learners save first."""
+        try:
+            for worker in self._workers:
+                if self._control.num_training_infos != worker.num_training_infos:
+                    worker.take_training_info()
+                worker.poll()
+                if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
+                    self._send(worker.report())
+        except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed) as error:
+            self._control.request_stop()
+            for learner in self._learners:
+                learner.finish(self._send)
+            if isinstance(error, RunFailed):
+                raise
+            raise environment_failure(worker.worker_idx, error) from error
+
+    def _train(self, active: Sequence[LearnerWorker]) -> Path | None:
+        """Lets each learner train; returns the checkpoint at which everything is recreated, if one was saved."""
+        reset_at = None
+        for learner in active:
+            saved = learner.advance(0.0, self._send)
+            is_saved = saved is not None and saved.error is None and not learner.is_over
+            if self._setup.config.checkpoint_resets and saved is not None and is_saved:
+                reset_at = Path(saved.path)
+        return reset_at
+
+    def _evaluate(self) -> None:
+        """Plays the evaluations and videos that are due."""
+        if not self._evaluations and self._control.num_evaluations > 0:
+            self._evaluations = build_evaluation_workers(self._setup)
+        for evaluation in (*self._evaluations, *self._videos):
+            if not evaluation.is_due or self._control.stop_requested:
+                continue
+            with restoring_spaces([env for worker in self._workers for env in worker.envs]):
+                reports = evaluation.run(self._steer)
+            for report in reports:
+                self._send(report)
+                if isinstance(report, VideoReport) and report.error is not None:
+                    self._failed_videos.append(report)
+
+    def _finish(self) -> LearnerOutcome:
+        self._send_reports()
+        outcome = joint_outcome([learner.finish(self._send) for learner in self._learners])
+        self._control.end()
+        return outcome
+
+    def _send_reports(self) -> None:
+        for worker in self._workers:
+            self._send(worker.report())
 
 
 def run_parallel(
@@ -178,92 +208,132 @@ def run_parallel(
     Raises:
         RunFailed: the run cannot continue without a role that failed. The learner has saved before, if it could.
     """
-    config, plan, control = setup.config, setup.plan, setup.control
-    allow_descriptors(_DESCRIPTORS + _DESCRIPTORS_OF_CHILD * plan.num_processes)
-    processes = ProcessManager(context, log_path)
-    names = [LEARNER] if plan.num_policies == 1 else [f"{LEARNER}-{idx}" for idx in range(plan.num_policies)]
-    learner_wakers = {name: Waker() for name in names}
-    local_wakers = [Waker() for _ in range(plan.num_local_workers)]
-    host_wakers = [Waker() for _ in range(plan.num_remote_hosts)]
-    server_wakers = [Waker() for _ in range(plan.num_inference_workers)]
-    wakers = [*learner_wakers.values(), *local_wakers, *host_wakers, *server_wakers]
-    worker_wakers = local_wakers + [waker for waker in host_wakers for _ in range(plan.num_workers_per_remote_host)]
+    return _ParallelRun(setup, context, log_path, send, steer).run()
 
-    def wake_all() -> None:
-        for waker in wakers:
+
+class _ParallelRun:
+    """The processes of a run, and what the runner does while they work."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        context: BaseContext,
+        log_path: Callable[[str], Path],
+        send: Send,
+        steer: ControlCallback,
+    ) -> None:
+        """Makes what wakes the processes; see `run_parallel` for the arguments."""
+        plan = setup.plan
+        allow_descriptors(_DESCRIPTORS + _DESCRIPTORS_OF_CHILD * plan.num_processes)
+        self._setup, self._control, self._send, self._steer = setup, setup.control, send, steer
+        self._processes = ProcessManager(context, log_path)
+        names = [LEARNER] if plan.num_policies == 1 else [f"{LEARNER}-{idx}" for idx in range(plan.num_policies)]
+        self._learners = {name: Waker() for name in names}
+        self._local_workers = [Waker() for _ in range(plan.num_local_workers)]
+        self._hosts = [Waker() for _ in range(plan.num_remote_hosts)]
+        self._servers = [Waker() for _ in range(plan.num_inference_workers)]
+        self._wakers = [*self._learners.values(), *self._local_workers, *self._hosts, *self._servers]
+
+    def run(self) -> LearnerOutcome:
+        """Starts the processes, watches them until all learners have ended, and ends them."""
+        grace_s = GRACE_S
+        try:
+            outcomes = self._supervise()
+            self._control.end()
+            self._wake_all()
+            self._await_last_evaluation()
+            return joint_outcome([outcomes[name] for name in self._learners])
+        except StopAtOnce:
+            grace_s = 0.0
+            raise
+        finally:
+            self._control.request_stop()
+            self._control.end()
+            self._wake_all()
+            for name in self._processes.end(grace_s):
+                if grace_s > 0.0:
+                    log.warning("%s did not end within %g s and was killed", name, grace_s)
+            for report in self._processes.take_reports():
+                self._send(report)
+            for waker in self._wakers:
+                waker.close()
+
+    def _wake_all(self) -> None:
+        for waker in self._wakers:
             waker.wake()
 
-    grace_s = GRACE_S
-    try:
-        for policy_idx, (name, waker) in enumerate(learner_wakers.items()):
-            others = [*worker_wakers, *server_wakers]
+    def _wake_learners(self) -> None:
+        for waker in self._learners.values():
+            waker.wake()
+
+    def _start(self) -> RestartPolicy:
+        setup, processes, config = self._setup, self._processes, self._setup.config
+        num_workers_of_host = setup.plan.num_workers_per_remote_host
+        worker_wakers = self._local_workers + [waker for waker in self._hosts for _ in range(num_workers_of_host)]
+        for policy_idx, (name, waker) in enumerate(self._learners.items()):
+            others = [*worker_wakers, *self._servers]
             processes.start(name, _learner_main, setup.of_policy(policy_idx), waker, others)
+        learner_wakers = list(self._learners.values())
         specs = [
             WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, worker_wakers))
-            for server_idx, waker in enumerate(server_wakers)
+            for server_idx, waker in enumerate(self._servers)
         ]
-        for worker_idx, waker in enumerate(local_wakers):
-            server = server_wakers[setup.server_of(worker_idx)] if server_wakers else None
-            args = (worker_idx, waker, list(learner_wakers.values()), server)
+        for worker_idx, waker in enumerate(self._local_workers):
+            server = self._servers[setup.server_of(worker_idx)] if self._servers else None
+            args = (worker_idx, waker, learner_wakers, server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", rollout_main, args, (worker_idx,)))
-        for host_idx, waker in enumerate(host_wakers):
-            workers = plan.workers_of_host(host_idx)
-            specs.append(WorkerSpec(f"pool-{host_idx}", pool_main, (workers, waker, learner_wakers[names[0]]), workers))
-        restarts = RestartPolicy(processes, setup, specs, wake_all, send)
+        for host_idx, waker in enumerate(self._hosts):
+            workers = setup.plan.workers_of_host(host_idx)
+            specs.append(WorkerSpec(f"pool-{host_idx}", pool_main, (workers, waker, learner_wakers[0]), workers))
+        restarts = RestartPolicy(processes, setup, specs, self._wake_all, self._send)
         if config.eval_every_env_steps is not None:
             processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
         if config.video_every_env_steps is not None:
             processes.start(VIDEOS, _evaluation_main, setup, build_video_workers)
+        return restarts
+
+    def _supervise(self) -> dict[str, LearnerOutcome]:
+        """Returns the outcome of each learner.
+
+        Raises:
+            RunFailed: the run cannot continue; the learners that run have saved.
+        """
+        restarts = self._start()
         num_evaluations = 0
         outcomes: dict[str, LearnerOutcome] = {}
         try:
             while True:
-                ended, failures = _wait(processes, send, setup)
+                ended, failures = _wait(self._processes, self._send, self._setup)
                 outcomes |= ended
                 restarts.handle_failures(failures)
                 restarts.update()
-                if len(outcomes) == len(names):
-                    break
-                steer(control)
-                if control.stop_requested:
-                    for waker in learner_wakers.values():
-                        waker.wake()
-                if control.num_evaluations > num_evaluations and EVALUATION not in processes.running:
-                    processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
-                num_evaluations = control.num_evaluations
+                if len(outcomes) == len(self._learners):
+                    return outcomes
+                self._steer(self._control)
+                if self._control.stop_requested:
+                    self._wake_learners()
+                if self._control.num_evaluations > num_evaluations and EVALUATION not in self._processes.running:
+                    successor = self._setup.for_restart(self._control.num_evaluations)
+                    self._processes.start(EVALUATION, _evaluation_main, successor, build_evaluation_workers)
+                num_evaluations = self._control.num_evaluations
         except RunFailed as failure:
-            if _running(processes, names):
-                control.request_stop()
-                for waker in learner_wakers.values():
-                    waker.wake()
+            if _running(self._processes, list(self._learners)):
+                self._control.request_stop()
+                self._wake_learners()
                 log.warning("%s; the learner finishes what it does and saves", failure.summary)
-                _let_save(processes, names, send, setup, steer)
+                _let_save(self._processes, list(self._learners), self._send, self._setup, self._steer)
             raise
-        control.end()
-        wake_all()
+
+    def _await_last_evaluation(self) -> None:
         deadline = time.monotonic() + LAST_EVALUATION_S
-        while (playing := {EVALUATION, VIDEOS} & set(processes.running)) and not control.stop_requested:
+        while (playing := {EVALUATION, VIDEOS} & set(self._processes.running)) and not self._control.stop_requested:
             if time.monotonic() > deadline:
                 for name in playing:
-                    send(_failure_report(name, f"the last one took longer than {LAST_EVALUATION_S:g} s", setup))
-                break
-            _wait(processes, send, setup)
-            steer(control)
-        return joint_outcome([outcomes[name] for name in names])
-    except StopAtOnce:
-        grace_s = 0.0
-        raise
-    finally:
-        control.request_stop()
-        control.end()
-        wake_all()
-        for name in processes.end(grace_s):
-            if grace_s > 0.0:
-                log.warning("%s did not end within %g s and was killed", name, grace_s)
-        for report in processes.take_reports():
-            send(report)
-        for waker in wakers:
-            waker.close()
+                    text = f"the last one took longer than {LAST_EVALUATION_S:g} s"
+                    self._send(_failure_report(name, text, self._setup))
+                return
+            _wait(self._processes, self._send, self._setup)
+            self._steer(self._control)
 
 
 def _wait(
@@ -322,11 +392,17 @@ def _inference_main(
     setup: RunSetup, server_idx: int, waker: Waker, workers: Sequence[Waker], reports: ReportSender
 ) -> None:
     torch.set_num_threads(1)
-    server, control = build_inference_worker(setup, server_idx, workers), setup.control
+    seed_global_generators(setup.global_seed("inference", server_idx))
+    server, control = roles_of(setup).inference_worker(setup, server_idx, workers), setup.control
     log.info("at work")
     server.phases.restart()
     while not control.ended:
-        wait_s = server.poll()
+        try:
+            wait_s = server.poll()
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # of the networks: a successor would raise again
+            raise explain(f"inference-{server_idx}", error, is_final=True) from error
         if wait_s > 0.0:
             waker.wait(wait_s)
             server.phases.charge(server.waiting_for)
@@ -340,6 +416,7 @@ def _evaluation_main(
 ) -> None:
     torch.set_num_threads(1)
     os.nice(EVALUATION_NICENESS)
+    seed_global_generators(setup.global_seed(build.__name__))  # each evaluation seeds them again
     evaluations = build(setup)
     while not all(evaluation.is_over for evaluation in evaluations):
         due = [evaluation for evaluation in evaluations if evaluation.is_due]
@@ -352,8 +429,9 @@ def _evaluation_main(
 
 def _learner_main(setup: RunSetup, waker: Waker, others: Sequence[Waker], reports: ReportSender) -> LearnerOutcome:
     torch.set_num_threads(setup.plan.learner_threads)
+    seed_global_generators(setup.global_seed("learner"))
     control = setup.control
-    learner, exchange = build_learner(setup, waker, others[: setup.plan.num_workers])
+    learner, exchange = roles_of(setup).learner(setup, waker, others[: setup.plan.num_workers])
     exchange_thread: threading.Thread | None = None
     if exchange is not None:
         exchange_thread = threading.Thread(

@@ -11,42 +11,47 @@ A session prints nothing and does not exit: messages go to the observers, failur
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config import fixed_settings
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
+from asyncrl.modes.choice import mode_of
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.loading import load_callbacks
 from asyncrl.observers.monitor import EpisodeStatistics, Monitor, read_episodes
 from asyncrl.observers.observer import Observer, Run, StartPoint
-from asyncrl.observers.population import PopulationTraining
 from asyncrl.observers.trackers import load_trackers
 from asyncrl.observers.writers import EpisodesCsv, JsonLines, TensorBoard
 from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
+from asyncrl.runtime.forks import has_lost_threads
 from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.main_guard import refuse_to_run_while_imported
 from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import (
     LearnerDied,
     RunFailed,
+    allow_descriptors,
     explain,
     process_context,
     start_loading_modules,
@@ -56,10 +61,19 @@ from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import next_rank
 
+if TYPE_CHECKING:
+    from asyncrl.learner.worker import LearnerOutcome
+
+_MOST_DESCRIPTORS = 4096  # of a run with as many workers as are possible
 NOTHING_TRAINED = "Nothing was trained"
 _TOO_SHORT = (
     NOTHING_TRAINED + ": the time limit of {:g} s ended the run before its first update. Give more time "
     "(--train_for_seconds) or make updates smaller (--batch_size, --num_batches_per_epoch)."
+)
+_NO_UPDATE = (
+    NOTHING_TRAINED
+    + ": the run has collected {:,} environment steps, enough for its first update, and made no update. "
+    "The logs of its processes (logs in its folder) may say why."
 )
 _LATE = (
     "warning: The time limit of {:g} s was exceeded, the run took {:.0f} s: an update ends only after a whole pass "
@@ -125,6 +139,7 @@ class Session:
         self._first_elapsed_s = 0.0  # the same
         self._hyperparameters = Hyperparameters()  # changes made by observers before the checkpoint
         self._starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
+        self.has_shown_failure = False  # a warning had the traceback of the failure that ended the run
         self._num_restarts = 0  # of processes in earlier attempts, including the learner's
         self._has_said_stopping = False
         self.exit_code = 0
@@ -177,7 +192,9 @@ class Session:
         loaded = self.loaded
         self._context = process_context(() if self._peers is None else ("asyncrl.runtime.own_group",))
         if is_to_train and not loaded.problems and not loaded.config.serial_mode:
-            start_loading_modules(self._context)
+            allow_descriptors(_MOST_DESCRIPTORS)  # the fork server passes the limit on
+            with contextlib.suppress(OSError):  # the checks say why
+                start_loading_modules(self._context)
         machine = Machine.detect()
         if self._peers is not None:
             address = self._peers.address
@@ -186,7 +203,7 @@ class Session:
         self._checked = preflight.run(loaded, machine, is_first_rank=self.is_first_rank, say=self.run.say)
         if not self.is_first_rank:
             self._checked = dataclasses.replace(self._checked, warnings=())  # rank 0 shows its own
-        self.loaded = dataclasses.replace(loaded, config=self._checked.config)
+        self.loaded = self._checked.loaded
         return self._checked
 
     def train(self) -> RunResult:
@@ -202,7 +219,9 @@ class Session:
         if config.experiment is None:
             config = config.model_copy(update={"experiment": _unused_experiment(config)})
             self.loaded = dataclasses.replace(self.loaded, config=config)
-        own: list[Observer] = [PopulationTraining(config)] if config.with_pbt else []
+        makers = hooks("OBSERVERS").values() if self.is_first_rank else ()
+        made = (load(maker)(config) for maker in makers)
+        own: list[Observer] = [observer for observer in made if observer is not None]
         if config.episodes_csv:
             own.append(EpisodesCsv())
         for observer in (*own, *load_callbacks(config.callbacks), *load_trackers(config.track)):
@@ -240,6 +259,9 @@ class Session:
         """Starts, or resumes from the newest checkpoint, and trains until a limit, an observer, a user or a failure."""
         run, plan, spec, peers = self.run, self._checked.plan, self._checked.spec, self._peers
         assert spec is not None
+        if plan.serial_mode and plan.learner_threads > 1 and has_lost_threads():
+            run.say("warning: This process was forked from one that has loaded PyTorch: the learner uses one thread.")
+            plan = dataclasses.replace(plan, learner_threads=1)
         self.summary = None
         run.config, run.plan, run.spec, run.folder = config, plan, spec, folder.path
         if self.is_first_rank:
@@ -293,6 +315,7 @@ class Session:
             if self.summary is None:
                 self.summary = monitor.finish("failed", error=failure.summary)
             self._num_restarts = monitor.num_restarts + 1
+            self.has_shown_failure = monitor.has_shown(failure.details)
             raise
 
     def _start_point(
@@ -324,36 +347,15 @@ class Session:
             first_env_steps=run.start.env_steps,
             starts_of_policies=self._starts_of_policies,
             hyperparameters=self._hyperparameters,
+            attempt=self._num_restarts,
         )
-        if config.with_pbt:
-            run.weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(run.plan.num_policies)]
+        run.weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(run.plan.num_policies)]
 
-        if run.plan.num_opponents > 0:
-            from asyncrl.observers.self_play import SelfPlayPool
-
-            monitor.self_play = SelfPlayPool(setup, folder.self_play, run.say)
-
-        def steer(control: RunControl) -> None:
-            monitor.tick(control)
-            if monitor.self_play is not None:
-                monitor.self_play.add_if_due(run.env_steps)
-            for policy_idx, mean_return in monitor.take_new_bests().items() if self.is_first_rank else ():
-                control.ask_for_best(mean_return, policy_idx)
-            if run.draws_on_terminal:  # what a signal handler writes would break the drawing
-                stop.is_silent = True
-            is_asked_to_stop = stop.check()
-            if is_asked_to_stop and not self._has_said_stopping:
-                self._has_said_stopping = True
-                if self.is_first_rank and not stop.was_answered:
-                    run.say(stop.answer if self._answers_signals else "stopping after the current update, then saving")
-            run.carry_out_requests(control)
-            if peers is not None:
-                peers.check()
-                run.training_info = peers.share(run.training_info)
-            if is_asked_to_stop or run.is_stopping:
-                control.request_stop()
-
+        steer = functools.partial(self._steer, stop, monitor)
         try:
+            run.notify(Observer.on_setup, setup)
+            if run.failure is not None:
+                raise run.failure
             run.carry_out_requests(setup.control)  # requests of on_start, before an environment is reset
             if peers is not None:
                 peers.runner_learns = run.plan.serial_mode
@@ -370,6 +372,37 @@ class Session:
                 peers.runner_learns = False
             run.weights = []
             setup.arena.close()
+        return self._finish(config, folder, stop, monitor, outcome)
+
+    def _steer(self, stop: StopSignals, monitor: Monitor, control: RunControl) -> None:
+        """Shows progress, and passes on what observers, signals and other ranks ask for."""
+        run, peers = self.run, self._peers
+        monitor.tick(control)
+        for policy_idx, mean_return in monitor.take_new_bests().items() if self.is_first_rank else ():
+            control.ask_for_best(mean_return, policy_idx)
+        if run.draws_on_terminal:  # what a signal handler writes would break the drawing
+            stop.is_silent = True
+        is_asked_to_stop = stop.check()
+        if is_asked_to_stop and not self._has_said_stopping:
+            self._has_said_stopping = True
+            if self.is_first_rank and not stop.was_answered:
+                run.say(stop.answer if self._answers_signals else "stopping after the current update, then saving")
+        run.carry_out_requests(control)
+        if peers is not None:
+            peers.check()
+            run.training_info = peers.share(run.training_info)
+        if is_asked_to_stop or run.is_stopping:
+            control.request_stop()
+
+    def _finish(
+        self, config: TrainConfig, folder: RunFolder, stop: StopSignals, monitor: Monitor, outcome: LearnerOutcome
+    ) -> RunResult:
+        """Saves the best policies, and writes the summary of a run that has ended.
+
+        Raises:
+            RunFailed: an observer raised, a checkpoint could not be saved, or nothing was trained.
+        """
+        run = self.run
         for policy_idx, of_policy in enumerate(outcome.of_policies or [outcome]):
             best = monitor.best_so_far(policy_idx) if self.is_first_rank else None
             if best is not None and of_policy.checkpoint is not None:
@@ -379,6 +412,13 @@ class Session:
             error_text = error_text or _TOO_SHORT.format(limit_s)
         elif limit_s is not None and outcome.elapsed_s > 1.1 * limit_s + 1.0 and self.is_first_rank:
             run.say(_LATE.format(limit_s, outcome.elapsed_s))
+        is_untrained = (
+            outcome.is_complete
+            and monitor.num_updates == 0
+            and mode_of(run.plan).is_past_warm_up(run.plan, outcome.env_steps)
+        )
+        if error_text is None and is_untrained:
+            error_text = _NO_UPDATE.format(outcome.env_steps)
         if run.failure is not None:
             error_text = run.failure.summary
         was_stopped = run.stop_reason is not None and not stop.was_asked
@@ -387,7 +427,7 @@ class Session:
             status if error_text is None else "failed",
             env_steps=outcome.env_steps,
             checkpoint=outcome.checkpoint,
-            error=error_text,
+            error=run.stop_reason if error_text is None and run.pruning is not None else error_text,
         )
         if run.failure is not None:
             raise run.failure

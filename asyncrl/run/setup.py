@@ -10,20 +10,22 @@ from typing import Any
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PoliciesControl, RunControl, WorkerDeaths
-from asyncrl.buffers.layout import arena_specs, opponent_prefix, policy_prefix
-from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.layout import opponent_prefix, policy_prefix
+from asyncrl.config.algorithms import imported
 from asyncrl.config.fixed_settings import OF_NETWORKS, fixed_changes
 from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.state import LearnerState
-from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.models.sizes import weights_block_size
+from asyncrl.modes.choice import arena_specs, mode_of
+from asyncrl.modes.mode import Mode
 from asyncrl.rollout.policy_mapping import specs_of_policies
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import policy_folder, source_of_policy
-from asyncrl.runtime.seeding import rank_seed
+from asyncrl.runtime.own_settings import with_own_settings
+from asyncrl.runtime.seeding import attempt_seed, rank_seed, role_seed
 from asyncrl.runtime.torchrun import RankAddress
 
 
@@ -43,6 +45,8 @@ class RunSetup:
             `of_opponent`); None for the whole run.
         starts_of_policies: where each of several policies resumes from, and its environment steps before this start.
         hyperparameters_of_policies: of each of several policies, as `hyperparameters`.
+        attempts: how often the run, and then what runs inside it, was started again: a pool, a process. A successor may
+            begin at the same step, so the steps do not tell its seeds from those of the process before.
     """
 
     config: TrainConfig
@@ -58,8 +62,10 @@ class RunSetup:
     policy_idx: int | None = None
     starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
     hyperparameters_of_policies: tuple[Hyperparameters, ...] = ()
+    attempts: tuple[int, ...] = (0,)
 
     @classmethod
+    @with_own_settings
     def create(
         cls,
         config: TrainConfig,
@@ -71,6 +77,7 @@ class RunSetup:
         first_env_steps: int | None = None,
         hyperparameters: Hyperparameters | None = None,
         starts_of_policies: Sequence[tuple[Path | None, int]] = (),
+        attempt: int = 0,
     ) -> RunSetup:
         """Allocates the arena of a run, all slots free.
 
@@ -84,24 +91,30 @@ class RunSetup:
             first_env_steps: environment steps of the run before; by default those of the checkpoint.
             hyperparameters: changes that are in effect; by default those of the checkpoint.
             starts_of_policies: see the class; by default several policies start at step 0.
+            attempt: 0 for the first attempt of this session, another number for each that follows a failure.
         """
         if hyperparameters is None:
             state = None if resume_from is None else checkpoint.load_state(resume_from)
             hyperparameters = NO_CHANGES if state is None else saved_hyperparameters(state, config)
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
-        shared = None if plan.hogwild is None else shared_sizes(spec, config)
+        mode = mode_of(plan)
         specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
         sizes = [weights_block_size(own, config.of_policy(idx)) for idx, own in enumerate(specs)]
-        arena = Arena.create(arena_specs(spec, plan, sizes, shared))
-        # Hogwild workers have private slots and replays.
-        if plan.num_slots > 0:
-            TrajectorySlots(arena).reset()
-        elif plan.hogwild is None and not plan.steps_tensors and resume_from is not None:
-            replay = checkpoint.load(resume_from, with_replay=True).replay
-            if replay is not None:
-                ReplayStripes(arena).restore(replay)
-        setup = cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank, hyperparameters)
+        arena = Arena.create(arena_specs(spec, plan, sizes, mode.shared_sizes(spec, config)))
+        setup = cls(
+            config,
+            plan,
+            spec,
+            arena,
+            checkpoints,
+            resume_from,
+            first_env_steps,
+            rank,
+            hyperparameters,
+            attempts=(attempt,),
+        )
+        imported(mode.roles)().prepare(setup)
         if plan.num_policies == 1:
             return setup
         starts = tuple(starts_of_policies) or ((None, 0),) * plan.num_policies
@@ -129,7 +142,7 @@ class RunSetup:
         )
 
     def of_opponent(self, number: int) -> RunSetup:
-        """The setup of one opponent in self-play, of the policy's settings: its part of the arena."""
+        """The setup of one opponent, of the policy's settings: its part of the arena."""
         arena = self.arena.scoped(opponent_prefix(number))
         return dataclasses.replace(self, arena=arena, policy_idx=self.plan.num_policies + number)
 
@@ -137,6 +150,11 @@ class RunSetup:
     def learner_config(self) -> TrainConfig:
         """The settings, with the hyperparameters that are in effect when training begins."""
         return self.hyperparameters.apply_to(self.config)
+
+    @property
+    def mode(self) -> Mode:
+        """The way in which the run runs."""
+        return mode_of(self.plan)
 
     @property
     def control(self) -> RunControl:
@@ -147,14 +165,23 @@ class RunSetup:
         of_policy = [RunControl(self.arena.scoped(policy_prefix(idx)), num_workers) for idx in range(num_policies)]
         return PoliciesControl(self.arena, num_workers, of_policy)
 
-    def for_restart(self) -> RunSetup:
-        """The setup of a process that replaces a dead one."""
-        return dataclasses.replace(self, steps_at_restart=self.control.total_steps)
+    def for_restart(self, number: int) -> RunSetup:
+        """The setup of a process that replaces a dead one, for the restart `number` of that process, from 1 on."""
+        steps = self.control.total_steps
+        return dataclasses.replace(self, steps_at_restart=steps, attempts=(*self.attempts, number))
 
     @property
     def seed(self) -> int:
-        """Seed of environments, exploration and sampling, different in each rank; initial weights do not use it."""
-        return rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
+        """Seed of environments, exploration and sampling, different in each rank and attempt.
+
+        Initial weights do not use it.
+        """
+        of_rank = rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
+        return attempt_seed(of_rank, self.attempts)
+
+    def global_seed(self, role: str, index: int = 0) -> int:
+        """Seed of the global generators in the process of a role, see `role_seed`."""
+        return role_seed(self.seed, role, index, self.seed_steps)
 
     def with_policy_seed(self, config: TrainConfig) -> TrainConfig:
         """Settings with which each of several policies has initial weights and an order of minibatches of its own."""
@@ -168,8 +195,8 @@ class RunSetup:
     @property
     def worker_deaths(self) -> WorkerDeaths:
         """The words of dead rollout workers."""
-        has_slots = self.plan.replay is None and self.plan.hogwild is None and not self.plan.has_slot_pools
-        return WorkerDeaths(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
+        has_server, has_slots = self.plan.num_inference_workers > 0, self.mode.learner_grants_slots
+        return WorkerDeaths(self.arena, has_server, has_slots)
 
     def server_of(self, worker_idx: int) -> int:
         """Index of the inference worker that serves a rollout worker with all its splits."""

@@ -76,6 +76,7 @@ class Trainer:
             asyncrl.EnvironmentFailed: the environment raised when it was made and stepped once.
             asyncrl.runtime.checkpoint.CheckpointError: no checkpoint of the resumed run can be used.
             asyncrl.RunFailed: the run could not continue; if a callback raised, its exception is the cause.
+            optuna.TrialPruned: a callback raised it; the run has stopped and saved.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
         shows_messages = any(isinstance(callback, ProgressBar) for callback in self._callbacks)
@@ -86,13 +87,18 @@ class Trainer:
             self._session = session
             session.read_settings()
             checked = session.check()
+            if session.is_first_rank and not session.loaded.config.quiet:
+                session.run.say(session.loaded.preset_sentence)
             for warning in checked.warnings:
                 session.run.say(f"warning: {warning.sentence('Better')}")
             if checked.problems:
                 raise ConfigError(checked.problems)
             if checked.environment_failure is not None:
                 raise EnvironmentFailed(checked.environment_failure)
-            return session.train()
+            result = session.train()
+        if session.run.pruning is not None:
+            raise session.run.pruning
+        return result
 
     def stop(self, reason: str = "") -> None:
         """Asks the run to end after the current update and to save; may be called from any thread."""

@@ -32,7 +32,7 @@ from asyncrl.config.schema import TrainConfig
 if TYPE_CHECKING:
     import torch
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 REPLAY_FILE = "replay.safetensors"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest_hint
+from asyncrl.config.hooks import hooks
 from asyncrl.config.value_types import expand_user
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime import hub
-from asyncrl.runtime.run_folder import MARKER, SELF_PLAY, RunFolder
+from asyncrl.runtime.run_folder import MARKER, RunFolder
 
 TRAIN_DIR = "train_dir"
 """Default folder of all runs."""
@@ -27,14 +29,14 @@ def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
     """Returns the folder of a run.
 
     Args:
-        given: the folder's path, the run's name in `train_dir`, or its address on the Hugging Face Hub.
+        given: the folder's path, the run's name in `train_dir`, or an address of a feature (`hf://user/name`).
         train_dir: folder that holds all runs.
 
     Raises:
         UsageError: there is no such run.
     """
-    if hub.is_address(given):
-        return hub.fetch_without_code(str(given))
+    if (fetch := _fetcher_of(given)) is not None:
+        return fetch(str(given))
     path = Path(given).expanduser()
     if (path / MARKER).is_file():
         return path
@@ -43,6 +45,14 @@ def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
             f"There is no run {path}: " + ("it is not a run's folder." if path.exists() else "no such path.")
         )
     return RunFolder.open(train_dir, str(given)).path
+
+
+def _fetcher_of(given: str | Path) -> Callable[[str], Path] | None:
+    """What downloads the run at an address, such as `hf://user/name`; None for a path or a name."""
+    for start, function in hooks("LOCATIONS").items():
+        if isinstance(given, str) and given.startswith(start):
+            return imported(function)
+    return None
 
 
 def policy_folder(checkpoints: Path, policy_idx: int) -> Path:
@@ -87,7 +97,7 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
     if which not in _WHICH:
         hint = nearest_hint(which, _WHICH)
         raise UsageError(f"There is no checkpoint {which!r} of a run: expected {' or '.join(_WHICH)}{hint}.")
-    path = find_run(given) if hub.is_address(given) else Path(given).expanduser()
+    path = find_run(given) if _fetcher_of(given) is not None else Path(given).expanduser()
     if (path / checkpoints.STATE_FILE).exists():
         return path
     if not (path / "checkpoints").is_dir():
@@ -153,18 +163,3 @@ def find_given_checkpoint(run: str | None, named: str, train_dir: str = TRAIN_DI
 def run_of(checkpoint: Path) -> Path | None:
     """The folder of the run that has this checkpoint; None if no run has it."""
     return next((folder for folder in checkpoint.resolve().parents if (folder / MARKER).is_file()), None)
-
-
-def find_pool(checkpoint: Path) -> list[Path]:
-    """Returns the members of the self-play pool of the run that has this checkpoint, the newest first.
-
-    Raises:
-        UsageError: no run has it, or the run has no pool.
-    """
-    run = run_of(checkpoint)
-    if run is None:
-        raise UsageError(f"{checkpoint} is in no run's folder, so there is no pool of self-play.")
-    found = checkpoints.newest_first(run / SELF_PLAY)
-    if not found:
-        raise UsageError(f"{run} has no pool of self-play: it needs --self_play=True and time for a first member.")
-    return found

@@ -42,7 +42,7 @@ def available_bytes() -> int:
 def _reclaimable(folder: Path) -> int:
     """Cached files, which the kernel drops when memory is needed; a control group counts them as use."""
     try:
-        lines = (folder / "memory.stat").read_text().splitlines()
+        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     counts = {name: count for name, _, count in (line.partition(" ") for line in lines)}

@@ -1,8 +1,8 @@
 """Runs a module that ends with the process that started it, even if that process is killed.
 
-    python -m asyncrl.runtime.owned PIPE CORES MODULE ARGUMENT...
+    python -m asyncrl.runtime.owned OWN STARTERS CORES MODULE ARGUMENT...
 
-PIPE is the inherited reading end of a pipe whose writing end the starter holds, CORES a list such as 0,1 of the CPU
+OWN and STARTERS are the inherited ends of a socket pair (`lifeline.end_with`), CORES is a list such as 0,1 of the CPU
 cores to run on, or all. The rest is what `python -m MODULE ARGUMENT...` would be. The process leads a process group,
 which ends with it.
 """
@@ -17,9 +17,8 @@ from asyncrl.runtime.lifeline import end_with
 
 
 def _main() -> None:
-    pipe, cores, module, *arguments = sys.argv[1:]
-    end_with(int(pipe), whole_group=True)
-    os.set_inheritable(int(pipe), False)
+    own, starters, cores, module, *arguments = sys.argv[1:]
+    end_with(int(own), int(starters))
     if cores != "all" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, cores.split(",")))
     sys.argv = [module, *arguments]

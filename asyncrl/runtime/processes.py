@@ -1,7 +1,8 @@
 """Child processes: how they start and end, and how their failures reach the runner as text.
 
 Children start from a fork server that has loaded the heavy modules. They ignore Ctrl-C (the runner decides), end with
-the runner, and write separate log files. They outlive the fork server: if it dies, multiprocessing no longer knows
+the runner, and write separate log files. Each leads a process group, so that what its environments start ends with it.
+They outlive the fork server: if it dies, multiprocessing no longer knows
 their state, so each child is watched through a descriptor of its process (pidfd) where the system has them.
 
 The runner waits on the children's sentinels and on the pipes of their outcomes, never on a queue.
@@ -19,10 +20,12 @@ import os
 import queue
 import resource
 import signal
+import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
@@ -32,12 +35,15 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from asyncrl.monitoring.reports import Report
 from asyncrl.runtime.ending import flush_output
-from asyncrl.runtime.lifeline import end_with
+from asyncrl.runtime.lifeline import end_with, kill_group
 from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, NO_MAIN_GUARD
 from asyncrl.runtime.reporting import ReportChannel
-from asyncrl.runtime.signals import STOPPING
+from asyncrl.runtime.signals import STOPPING, suspended_together
+from asyncrl.runtime.temporary_folder import use_folder_for_sockets, use_writable_shared_memory
 
 EXIT_FAILED_TOO_OFTEN = 3
 """Exit code when processes or environments have failed as often as the settings allow."""
@@ -130,9 +136,13 @@ def start_loading_modules(context: BaseContext) -> None:
     """Starts the fork server, which loads its modules in the background; also if the previous one has died."""
     if context.get_start_method() != "forkserver":
         return
+    _leave_fork_server_to_its_owner()
     before = _fork_server_pid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # which the tracker does not ignore
     try:
+        if before is None:
+            use_folder_for_sockets()
+            use_writable_shared_memory()
         resource_tracker.ensure_running()  # started by the fork server, it would unblock Ctrl-C
         # The server ignores Ctrl-C only when all is loaded, and SIGTERM and SIGHUP never.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
@@ -146,6 +156,35 @@ def start_loading_modules(context: BaseContext) -> None:
 def _fork_server_pid() -> int | None:
     pid: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
     return pid
+
+
+def _leave_fork_server_to_its_owner() -> None:
+    """Forgets a fork server that this process has inherited: only its parent can wait for it.
+
+    So a process that was forked from one that has trained starts a fork server of its own.
+    """
+    pid = _fork_server_pid()
+    if pid is None:
+        return
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if psutil.Process(pid).ppid() == os.getpid():
+            return
+    server: Any = multiprocessing.forkserver._forkserver
+    os.close(server._forkserver_alive_fd)  # which would keep it running after its owner has ended
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+    server._lock = threading.Lock()  # the owner may have held it when this process was forked
+
+
+@contextlib.contextmanager
+def _allowed_to_start_processes() -> Iterator[None]:
+    """Lets a daemonic process, such as one of `multiprocessing.Pool`, start children: they end with it all the same."""
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    is_daemon = config.get("daemon")
+    config["daemon"] = False
+    try:
+        yield
+    finally:
+        config["daemon"] = is_daemon
 
 
 class ChildProcess:
@@ -171,19 +210,23 @@ class ChildProcess:
         self._kill_reason: str | None = None
         self.messages: Connection
         self.messages, child_end = context.Pipe(duplex=False)
+        self._lifeline, childs_lifeline = socket.socketpair()
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=_child_main,
-            args=(name, log_path, child_end, target, (*args, reports.sender)),
+            args=(name, log_path, (childs_lifeline, self._lifeline), child_end, target, (*args, reports.sender)),
             name=name,
             daemon=True,
         )
         try:
-            self.process.start()
+            with _allowed_to_start_processes():
+                self.process.start()
         except (OSError, EOFError) as error:
             self.messages.close()
+            self._lifeline.close()
             raise RunFailed(f"{title(name)} could not be started: {type(error).__name__}: {error}") from error
         finally:
             child_end.close()
+            childs_lifeline.close()
         assert self.process.pid is not None
         self.pid: int = self.process.pid
         self._fork_server = _fork_server_pid()
@@ -232,11 +275,16 @@ class ChildProcess:
         self._send(signal.SIGKILL)
 
     def end(self, timeout_s: float) -> bool:
-        """Waits for the process to end, and kills it after the timeout; returns whether it ended by itself."""
+        """Waits for the process to end, and kills it after the timeout; returns whether it ended by itself.
+
+        What its environments have started is killed with it.
+        """
         has_ended = self._wait_for_end(timeout_s)
         if not has_ended or self._is_orphan:
             self._send(signal.SIGKILL)
         self.has_ended = self._wait_for_end(_KILLED_S)
+        kill_group(self.pid)  # the kernel has done this unless one of them holds the child's end of the lifeline
+        self._lifeline.close()
         self.process.join(_EXIT_S)
         self.messages.close()
         if self._pidfd is not None:
@@ -272,6 +320,9 @@ class ProcessManager:
         self._ended: dict[str, ChildProcess] = {}
         self._closing: list[ReportChannel] = []
         self._num_started = 0
+        self._suspension = contextlib.ExitStack()
+        groups = suspended_together(lambda: [child.pid for child in self._running.values()])
+        self._suspension.enter_context(groups)
         # An interpreter that exits while children run sends them SIGTERM, which they ignore, and waits for them.
         Finalize(self, _kill_all, (self._running, self._ended), exitpriority=10)
 
@@ -341,6 +392,7 @@ class ProcessManager:
         deadline = time.monotonic() + _CLOSING_S
         for channel in channels:
             channel.close(max(0.0, deadline - time.monotonic()))
+        self._suspension.close()
         self._running.clear()
         self._ended.clear()
         self._closing = []
@@ -374,20 +426,29 @@ def describe_exit(exit_code: int | None) -> str:
     return f"died: {name}{hint}"
 
 
-def explain(name: str, error: BaseException) -> RunFailed:
-    """Returns an unexpected exception of a role as a failure of the run."""
-    return RunFailed(f"{title(name)} failed: {type(error).__name__}: {error}", traceback.format_exc())
+def explain(name: str, error: BaseException, is_final: bool = False) -> RunFailed:
+    """Returns an unexpected exception of a role, which is being handled, as a failure of the run.
+
+    With `is_final` the role is not restarted: a successor would compute the same and raise again.
+    """
+    summary = f"{title(name)} failed: {type(error).__name__}: {error}"
+    return RunFailed(summary, traceback.format_exc(), is_final=is_final)
 
 
 def _child_main(
-    name: str, log_path: Path, messages: Connection, target: Callable[..., Any], args: tuple[Any, ...]
+    name: str,
+    log_path: Path,
+    lifeline: tuple[socket.socket, socket.socket],
+    messages: Connection,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _leave_sigterm_to_the_runner()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # for what the environment starts
-    if (runner := multiprocessing.parent_process()) is not None:
-        end_with(runner.sentinel)
+    _return_to_the_terminal_to_read()
+    end_with(*(end.detach() for end in lifeline))
     # It is a daemon, which ends with the runner; its environments may start processes all the same.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     log_file = _open_log(name, log_path)
@@ -418,6 +479,26 @@ def _end_own_children() -> None:
     """Ends what the environments have started and not ended: at its exit this process would wait for them."""
     for child in multiprocessing.active_children():
         child.terminate()
+
+
+def _return_to_the_terminal_to_read() -> None:
+    """Lets an environment read from the terminal (a debugger on /dev/tty), although its group is in the background.
+
+    The kernel stops a group that does so. This process then goes back into the runner's group, where it may read as
+    often as it likes; what its environments have started before stays in the other group, and ends with it.
+    """
+    if not hasattr(signal, "SIGTTIN"):
+        return
+    group_of_runner = os.getpgrp()
+
+    def on_read(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # the runner's group has ended
+            os.setpgid(0, group_of_runner)
+            os.killpg(os.getpid(), signal.SIGCONT)  # which the same signal has stopped
+
+    signal.signal(signal.SIGTTIN, on_read)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # changes of the terminal's modes are allowed
 
 
 def _leave_sigterm_to_the_runner() -> None:

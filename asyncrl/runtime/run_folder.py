@@ -6,15 +6,14 @@ TRAIN_DIR/EXPERIMENT/
     metrics.jsonl       one record a line
     tensorboard/        the same records as event files
     checkpoints/
-    self_play/          members of the pool, as checkpoints, and their ratings, in self-play
     logs/<role>.log
     episodes/           every training episode as CSV, with --episodes_csv
     videos/             videos during training, by environment steps, with --video_every_env_steps
     trackers/           ids of the run in experiment trackers, with --track
     episodes.json       the last training episodes when the newest checkpoint was saved
-    pbt.jsonl           the turns of population-based training, one a line
     summary.json        how the run ended
     ranks/<r>/          the same files of each rank except rank 0, if several ranks train together
+    NAME/               what a feature keeps, by its hook FOLDERS (`asyncrl.config.hooks`)
     .asyncrl-run        marks the folder as a run: only a marked folder is ever deleted
     .lock               locked while the run lives; contains its process id
 """
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks
 from asyncrl.runtime.checkpoint import BEST
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ RestartBehavior = Literal["resume", "restart", "overwrite"]
 
 RANKS = "ranks"
 """Folder of the folders of all ranks except rank 0, in the run's folder."""
-
-SELF_PLAY = "self_play"
-"""Folder of the pool of self-play, in the run's folder."""
 
 VIDEOS = "videos"
 """Folder of the videos during training, in the run's folder."""
@@ -80,11 +77,9 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
-        self.self_play = path / SELF_PLAY
         self.videos = path / VIDEOS
         self.logs = path / "logs"
         self.episodes = path / "episodes.json"
-        self.population = path / "pbt.jsonl"
         self.summary = path / "summary.json"
         self._lock = lock
 
@@ -167,7 +162,8 @@ class RunFolder:
                 self.episodes.unlink(missing_ok=True)
                 for folder in (self.checkpoints, *self.checkpoints.glob("policy_*")):
                     shutil.rmtree(folder / BEST, ignore_errors=True)
-                shutil.rmtree(self.self_play, ignore_errors=True)
+                for name in hooks("FOLDERS"):
+                    shutil.rmtree(self.path / name, ignore_errors=True)
             for video in self.videos.glob("*"):
                 match = _OF_VIDEO.search(video.name)
                 if match is not None and (int(match[1]) > env_steps or video.suffix == UNFINISHED):

@@ -7,8 +7,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
+
+from asyncrl.runtime.reader import write_from_handler
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a run to stop. The last says that the terminal or the connection to it is gone."""
@@ -108,9 +111,37 @@ class StopSignals:
         self._received_at, self.was_asked = now, True
         if len(self._received) == 1 and not self.is_silent:
             self.was_answered = True
-            # The handler may have interrupted a print, so it does not use Python's buffers. The terminal shows ^C.
-            with contextlib.suppress(OSError):  # the reader of the output may have ended
-                os.write(2, f"\n{self.answer}\n".encode())
+            write_from_handler(f"\n{self.answer}\n")  # the terminal shows ^C
+
+
+@contextlib.contextmanager
+def suspended_together(groups: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """A context in which Ctrl-Z stops the process groups of children with this process, and `fg` continues them.
+
+    The terminal sends Ctrl-Z to the group of this process only. In other threads than the main one it does nothing.
+    """
+
+    def send(number: int) -> None:
+        for group in groups():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+
+    def suspend(number: int, frame: FrameType | None) -> None:
+        send(signal.SIGSTOP)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # returns when this process is continued
+        signal.signal(number, suspend)
+        send(signal.SIGCONT)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTSTP, suspend)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
 
 def _name(number: int) -> str:

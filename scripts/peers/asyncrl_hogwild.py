@@ -26,9 +26,9 @@ from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
-from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.learner.on_policy import MODEL
 from asyncrl.learner.sac import CRITIC
+from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import process_context, start_loading_modules

@@ -19,7 +19,6 @@ import torch
 from learning_log import calls_per_s
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes, replay_specs
 from asyncrl.buffers.shared_tensors import ReturnUnits, shared_tensor_specs
 from asyncrl.buffers.slots import TrajectorySlots
@@ -29,9 +28,6 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.hogwild.actor_critic import HogwildActorCritic
-from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.hogwild.worker import OwnActions
 from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
@@ -43,6 +39,10 @@ from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sizes import shared_sizes
 from asyncrl.models.uniform import UniformPolicy
+from asyncrl.modes.choice import arena_specs
+from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
+from asyncrl.modes.hogwild.storage import Copies, InitialStorage, SharedStorage
+from asyncrl.modes.hogwild.worker import OwnActions
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.worker import Split
 

@@ -100,6 +100,19 @@ def test_each_minibatch_is_normalized_by_itself(num_samples: int, num_parts: int
     torch.testing.assert_close(normalized, torch.cat([*expected, torch.empty(0)]))
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1e6])
+def test_normalized_advantages_do_not_depend_on_the_unit_of_rewards(unit: float) -> None:
+    advantages = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    expected, scaled = (normalize_advantages(each, advantage_sums(each, 2)) for each in (advantages, unit * advantages))
+    torch.testing.assert_close(scaled, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e4])
+def test_equal_advantages_become_zero(value: float) -> None:
+    advantages = torch.full((5,), value)
+    assert torch.equal(normalize_advantages(advantages, advantage_sums(advantages, 1)), torch.zeros(5))
+
+
 def test_rows_of_sequences_that_are_no_samples_do_not_count() -> None:
     advantages, nan = torch.tensor([[1.0, math.nan], [3.0, 5.0], [math.nan, 9.0]]), math.nan
     normalized = normalize_advantages(advantages, advantage_sums(advantages, 2, ~advantages.isnan()))

@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from sac_learners import make
 from torch import Tensor
+from transitions import BOX
 
-from asyncrl.algorithms import sac
+from asyncrl.algorithms import distributional_sac, sac
+from asyncrl.learner.fast import sac_passes
 from asyncrl.models.distributions import SquashedGaussian
 
 ALPHA = torch.tensor(0.3, dtype=torch.float64)
@@ -44,11 +47,11 @@ def test_the_gradient_of_the_continuous_policy_is_that_of_autograd() -> None:
     sample = sac.draw_squashed(parameters, noise)
     action = sample.action.clone().requires_grad_()
     values = values_of(action)
-    loss = sac.actor_loss(values.detach(), sample.log_prob, ALPHA)
+    loss = sac_passes.actor_loss(values.detach(), sample.log_prob, ALPHA)
     values.backward(loss.gradient)
     assert action.grad is not None
     torch.testing.assert_close(loss.value, expected.detach())
-    torch.testing.assert_close(sac.actor_gradient(sample, action.grad, ALPHA), leaf.grad)
+    torch.testing.assert_close(sac_passes.actor_gradient(sample, action.grad, ALPHA), leaf.grad)
 
 
 def test_the_gradient_of_the_discrete_policy_is_that_of_autograd() -> None:
@@ -57,7 +60,7 @@ def test_the_gradient_of_the_discrete_policy_is_that_of_autograd() -> None:
     expected = (probabilities * (ALPHA * probabilities.log() - torch.min(values[0], values[1]))).sum(-1).mean()
     expected.backward()
     log_probs = logits.detach().log_softmax(-1).requires_grad_()
-    loss = sac.choices_actor_loss(log_probs.detach(), values, ALPHA)
+    loss = sac_passes.choices_actor_loss(log_probs.detach(), values, ALPHA)
     (through,) = torch.autograd.grad(logits.log_softmax(-1), logits, loss.gradient)
     torch.testing.assert_close(loss.value, expected.detach())
     torch.testing.assert_close(through, logits.grad)
@@ -67,17 +70,19 @@ def test_the_critics_loss_is_half_the_squared_error_of_each() -> None:
     values, target = randn(2, 9).requires_grad_(), randn(9)
     expected = 0.5 * ((values[0] - target) ** 2).mean() + 0.5 * ((values[1] - target) ** 2).mean()
     expected.backward()
-    loss = sac.critic_loss(values.detach(), target)
+    loss = sac_passes.critic_loss(values.detach(), target)
     torch.testing.assert_close(loss.value, expected.detach())
     torch.testing.assert_close(loss.gradient, values.grad)
 
 
 def test_targets_solved_by_hand() -> None:
     values = torch.tensor([[4.0, 1.0, 7.0], [2.0, 3.0, 5.0]])
-    next_value = sac.soft_value(values, torch.tensor([-1.0, 2.0, 0.0]), torch.tensor(0.5))
+    next_value = sac_passes.soft_value(values, torch.tensor([-1.0, 2.0, 0.0]), torch.tensor(0.5))
     assert next_value.tolist() == [2.5, 0.0, 5.0]
     # The second is the third step's bootstrap, the third terminated.
-    target = sac.soft_target(torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.125, 0.0]), next_value + 1.0)
+    target = make(BOX).algorithm.target(
+        torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.125, 0.0]), next_value + 1.0
+    )
     assert target.tolist() == [2.75, 1.125, 1.0]
 
 
@@ -85,7 +90,7 @@ def test_the_value_of_choices_is_the_expectation_over_them() -> None:
     probabilities = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
     values = torch.tensor([[[8.0, 0.0], [2.0, 6.0]], [[4.0, 4.0], [2.0, 4.0]]])
     entropy = torch.tensor([0.25 * math.log(4.0) + 0.75 * math.log(4.0 / 3.0), math.log(2.0)])
-    value = sac.soft_value_of_choices(values, probabilities.log(), torch.tensor(2.0))
+    value = sac_passes.soft_value_of_choices(values, probabilities.log(), torch.tensor(2.0))
     torch.testing.assert_close(value, torch.tensor([1.0, 3.0]) + 2.0 * entropy)
 
 
@@ -106,9 +111,11 @@ def test_of_choices_in_groups_the_critic_with_the_smaller_sum_counts() -> None:
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-2.0, -1.0), (0.5, 1.0)])
 def test_too_little_entropy_raises_the_coefficient_and_too_much_lowers_it(entropy: float, sign: float) -> None:
-    loss = sac.ent_coef_loss(torch.tensor(0.7), torch.tensor(entropy), target_entropy=-1.0)
-    assert float(loss.gradient) * sign > 0.0
-    assert float(loss.value) == pytest.approx(0.7 * (entropy + 1.0))
+    algorithm = make(BOX, target_entropy=-1.0).algorithm
+    algorithm.log_ent_coef.fill_(0.7)
+    loss = algorithm.adapt_ent_coef(torch.tensor(entropy), None)
+    assert float(algorithm.ent_coef_gradient) * sign > 0.0
+    assert float(loss) == pytest.approx(0.7 * (entropy + 1.0))
 
 
 def test_a_distribution_is_projected_as_a_loop_over_its_bins_does() -> None:
@@ -120,12 +127,15 @@ def test_a_distribution_is_projected_as_a_loop_over_its_bins_does() -> None:
         for probability, value in zip(probabilities[row], returns[row].clamp(-2.0, 2.0), strict=True):
             for idx, center in enumerate(support):
                 expected[row, idx] += probability * max(0.0, 1.0 - float((value - center).abs()))
-    projected = sac.project_distribution(probabilities, returns, support)
+    projected = distributional_sac.project_distribution(probabilities, returns, support)
     torch.testing.assert_close(projected, expected)
     inside = (probabilities * returns.clamp(-2.0, 2.0)).sum(-1)
     torch.testing.assert_close(projected @ support, inside)  # the mean stays
     returns[3, 2] = math.nan
-    assert projected.shape == (7, 5) and sac.project_distribution(probabilities, returns, support)[3].isnan().any()
+    assert (
+        projected.shape == (7, 5)
+        and distributional_sac.project_distribution(probabilities, returns, support)[3].isnan().any()
+    )
 
 
 def test_targets_have_the_distribution_with_the_smaller_mean_of_each_choice() -> None:
@@ -136,7 +146,7 @@ def test_targets_have_the_distribution_with_the_smaller_mean_of_each_choice() ->
         for choice in range(4):
             both = bin_log_probs[:, row, choice].exp()
             expected[row] += log_probs[row, choice].exp() * min(both, key=lambda each: float(each @ support))
-    distribution = sac.next_distribution(bin_log_probs, support, log_probs)
+    distribution = distributional_sac.next_distribution(bin_log_probs, support, log_probs)
     torch.testing.assert_close(distribution, expected)
     # Without entropy its mean is the soft value.
     value = sac.soft_value_of_parts(bin_log_probs.exp() @ support, log_probs, randn(6), 0.0 * ALPHA)
@@ -145,7 +155,7 @@ def test_targets_have_the_distribution_with_the_smaller_mean_of_each_choice() ->
 
 def test_the_cross_entropy_pulls_predictions_to_the_target() -> None:
     logits, target = randn(2, 6, 3).requires_grad_(), randn(6, 3).softmax(-1)
-    loss = sac.distribution_loss(logits.log_softmax(-1), target)
+    loss = distributional_sac.distribution_loss(logits.log_softmax(-1), target)
     expected = sum(-(target[b] * logits[k, b].log_softmax(-1)).sum() / 6 for k in range(2) for b in range(6))
     assert float(loss) == pytest.approx(float(expected))
     loss.backward()

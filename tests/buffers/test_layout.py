@@ -11,10 +11,11 @@ from small_runs import planned, small_arena
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, TrainedSteps
-from asyncrl.buffers.layout import arena_bytes, arena_specs, policy_prefix
+from asyncrl.buffers.layout import policy_prefix
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.modes.choice import arena_bytes, arena_specs
 
 # 2 workers x 2 splits x 3 environments, 5 steps; 24 columns are 8 slots, and 4 more for the splits.
 PLAN = planned(

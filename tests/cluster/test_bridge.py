@@ -15,7 +15,6 @@ from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, TrainingInfo
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.buffers.slots import SlotState
@@ -27,6 +26,7 @@ from asyncrl.cluster.sent_rows import RowReceiver
 from asyncrl.cluster.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
+from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import RunFailed
 
@@ -117,12 +117,13 @@ def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) 
     for version in (2, 3):
         link.publish(version)
         link.bridge.poll()
-    ((first, version, env_steps, block), _), *others = link.pool.open("publish")
+    ((first, version, env_steps, block, _), _), *others = link.pool.open("publish")
     assert (first, version, env_steps, others) == (1, 1, 10, []), "the next ones wait until these have arrived"
     link.pool.answer("publish")
+    link.setup.control.steps_by_time = 70
     link.bridge.poll()
-    (((number, version, env_steps, block), _),) = link.pool.open("publish")
-    assert (number, version, env_steps) == (3, 3, 30)
+    (((number, version, env_steps, block, steps_by_time), _),) = link.pool.open("publish")
+    assert (number, version, env_steps, steps_by_time) == (3, 3, 30, 70), "schedules of the pool follow the clock here"
     assert (block == 3.0).all()
 
 

@@ -15,7 +15,6 @@ from small_runs import BOX, CountingWaker, planned
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.shared_tensors import GlobalClock, SharedMoments, SharedTensor, WorkerStates
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.parcels import SentGradients
@@ -23,6 +22,7 @@ from asyncrl.cluster.sent_gradients import RemoteGradientReceiver, RemoteGradien
 from asyncrl.config.plan import PLACES_OF_A_WORKER as PLACES
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.sizes import SharedSizes
+from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
 
 SIZE = 3

@@ -15,12 +15,12 @@ from replays import check_one_step, new_replay
 from small_runs import BOX, planned
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.remote_replay import LOST_AFTER_S
 from asyncrl.cluster import sent_rows
 from asyncrl.cluster.sent_rows import RowCodec, RowReceiver, pool_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from asyncrl.config import algorithms
 from asyncrl.config.algorithms import Algorithm
-from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import Problem
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.warnings import find_warnings
+from asyncrl.modes.choice import find_problems
 
 CPU = Machine(cores=16)
 SYNC: dict[str, Any] = {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8, "rollout": 32}
@@ -263,23 +263,6 @@ def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fit
     assert problems(algo="dqn", normalize_rewards=True) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "words", "fitting"),
-    [
-        ({"n_step": 3}, "--n_step=3 has several", "--n_step=1"),
-        ({"algo": "dqn", "prioritized_replay": True}, "not of their goals", "--prioritized_replay=False"),
-        ({"normalize_rewards": True}, "rewards of other goals", "--normalize_rewards=False"),
-        ({"backend": "hogwild"}, "--backend=hogwild", "--her_goals=0"),
-    ],
-)
-def test_other_goals_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
-    problem = only(problems(**{"algo": "sac", "her_goals": 4, **settings}))
-    assert words in problem.text and fitting in problem.suggestions
-    assert problems(**{"algo": "sac", **settings}) == []
-    assert problems(algo="sac", her_goals=4) == []
-    assert "her_goals" in warned(her_goals=4)
-
-
 def test_records_of_others_that_use_the_learner_of_td3_have_none_of_the_settings_of_sac(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -317,6 +300,7 @@ HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3
         ({"lr_schedule": "kl_adaptive_epoch"}, "lr_schedule"),
         ({"hogwild_mode": "gradients", "num_gradients_to_combine": 5}, "num_gradients_to_combine"),
         ({"rollout": 1, "num_envs_per_worker": 1}, "rollout"),
+        ({"algo": "sac", "hogwild_mode": "gradients"}, "hogwild_mode"),
         ({"inference_mode": "central"}, "inference_mode"),
         ({"with_vtrace": True}, "with_vtrace"),
     ],
@@ -329,7 +313,7 @@ def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name
     ("settings", "text"),
     [
         ({"hogwild_mode": "synced"}, "--hogwild_mode=synced, whose workers share memory"),
-        ({"algo": "sac"}, "--backend=hogwild --algo=sac"),
+        ({"algo": "sac"}, "--hogwild_mode=gradients combines gradients of PPO and A2C (A3C), not of SAC."),
         ({"device": "cuda"}, "--backend=hogwild --device=cuda"),
         ({"num_workers_per_remote_host": 2, "num_gradients_to_combine": 5}, "a pool may be gone, which leaves 4"),
     ],
@@ -385,7 +369,6 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
         ({"algo": "dqn"}, "needs trajectories, SAC or TD3", "--algo=sac"),
         ({"n_step": 3}, "--use_rnn=True with --algo=sac cannot be used with --n_step=3", "--n_step=1"),
         ({"use_sde": True}, "--use_rnn=True with --algo=sac cannot be used with --use_sde=True", "--use_sde=False"),
-        ({"her_goals": 4}, "--her_goals=4", "--her_goals=0"),
         ({"backend": "hogwild"}, "--backend=hogwild", "--backend=actor_learner"),
         ({"num_critics": 3}, "--num_critics=3", "--num_critics=2"),
         ({"residual_blocks": True}, "--residual_blocks=True", "--residual_blocks=False"),
@@ -450,11 +433,9 @@ def test_priorities_are_those_of_one_learner() -> None:
 @pytest.mark.parametrize(
     ("settings", "instead"),
     [
-        ({"algo": "sac", "her_goals": 4}, "--her_goals=0"),
         ({"backend": "hogwild", "algo": "a2c"}, "--hogwild_mode=gradients"),
         ({"serial_mode": True}, "--serial_mode=False"),
         ({"num_policies": 2}, "--num_policies=1"),
-        ({"self_play": True}, "--self_play=False"),
         ({"inference_mode": "central"}, "--inference_mode=local"),
         ({"num_remote_hosts": 241}, "--num_remote_hosts=240"),
         ({"num_remote_hosts": 140, "num_workers": 110}, "--num_remote_hosts=130"),

@@ -10,25 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load, load_given
 from asyncrl.config.machine import Machine
-from asyncrl.config.other_names import (
-    CLEANRL,
-    COMMON_NAMES,
-    OTHER_NAMES,
-    PYTORCH,
-    RLLIB,
-    SAMPLE_FACTORY,
-    STABLE_BASELINES,
-)
+from asyncrl.config.other_names import other_names
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings, dump_mapping, read_mapping, read_saved_values
 from asyncrl.config.warnings import find_warnings
+from asyncrl.modes.choice import find_problems
 
 TEXTS = [
     "none",
@@ -339,16 +331,19 @@ def test_the_entropy_coefficients_of_ppo_and_sac_are_told_apart() -> None:
 
 def test_the_tables_of_other_libraries_name_settings_that_exist_and_are_those_of_the_document() -> None:
     settings = all_settings()
-    assert {other.setting for other in OTHER_NAMES.values()} - {""} <= set(settings)
-    assert not set(OTHER_NAMES) & set(settings), "an alias of a setting would never be shown"
+    names = other_names()
+    assert {other.setting for other in names.values()} - {""} <= set(settings)
+    assert not set(names) & set(settings), "an alias of a setting would never be shown"
     text = (Path(__file__).resolve().parents[2] / "docs" / "other_libraries.md").read_text()
-    for library in (STABLE_BASELINES, CLEANRL, RLLIB, SAMPLE_FACTORY, PYTORCH, COMMON_NAMES):
+    libraries = {other.library for other in names.values()}
+    assert len(libraries) == 6
+    for library in libraries:
         section = text.split(f"\n## {library}\n")[1].split("\n## ")[0]
         rows = re.findall(r"^\| `(\w+)` \| (?:`--(\w+)`|none)(?:; (.*?))? \|$", section, re.MULTILINE)
-        expected = {
-            (name, other.setting, other.note) for name, other in OTHER_NAMES.items() if other.library == library
-        }
-        assert set(rows) == expected
+        expected = {(name, other.setting, other.note) for name, other in names.items() if other.library == library}
+        assert expected <= set(rows)
+        others = {setting for _, setting, _ in set(rows) - expected}
+        assert not others & {"", *settings}, "other rows are of features that are deleted"
 
 
 def test_the_document_shows_the_defaults_of_settings_that_have_sample_factorys_name() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
+from path_options import check_users_folder
 from pydantic import BaseModel, PositiveInt
 
-from asyncrl import enjoy, evaluate, export, launch, push, report
+from asyncrl import enjoy, evaluate
 from asyncrl.analysis import plot_command
 from asyncrl.analysis.benchmark import options as benchmark
 from asyncrl.config.flags import option, option_flags, parse_options
@@ -55,10 +56,6 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
     [
         (evaluate._Options, ("episodes_csv", "video")),
         (enjoy._Options, ("video",)),
-        (export._Options, ("out",)),
-        (launch._Options, ("train_dir", "out")),
-        (push._Options, ("video", "out")),
-        (report._Options, ("out",)),
         (plot_command.Options, ("out",)),
         (benchmark.OwnOptions, ("output", "json", "config")),
     ],
@@ -66,11 +63,4 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
 def test_a_path_may_begin_with_the_users_folder(
     model: type[BaseModel], flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    needed: dict[str, Any] = {"run": "run", "runs": ["run"], "command": "trial"}
-    needed = {name: value for name, value in needed.items() if name in model.model_fields}
-    names = {field.alias or name: name for name, field in model.model_fields.items()}
-    for given, meant in (("~/new/file", "/home/me/new/file"), ("~nobody-here/file", "~nobody-here/file"), ("a", "a")):
-        options, problems = parse_options(model, {**needed, **dict.fromkeys(flags, given)})
-        assert problems == []
-        assert [getattr(options, names[flag]) for flag in flags] == [Path(meant)] * len(flags)
+    check_users_folder(model, flags, monkeypatch)

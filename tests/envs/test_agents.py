@@ -243,3 +243,15 @@ def test_pettingzoo_that_is_not_installed_is_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr(factory, "import_user_module", missing)
     with pytest.raises(UsageError, match=r'pip install "pettingzoo\[classic\]"'):
         make_env("pettingzoo:connect_four_v3")
+
+
+@pytest.mark.usefixtures("package")
+def test_another_version_of_a_name_gets_the_nearest() -> None:
+    for given, near in (
+        ("board_games:bits_v0", "board_games:bits_v1"),
+        ("board_games:turns_v3", "board_games:turns_v0"),
+        ("board_games:turns", "board_games:turns_v0"),
+        ("board_games.bits_v0:env", "board_games.bits_v1:env"),
+    ):
+        with pytest.raises(UsageError, match=f"[Tt]he nearest is --env={near}\\.$"):
+            make_env(given)

@@ -15,7 +15,8 @@ import pytest
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.factory import env_seed, make_env
+from asyncrl.envs import factory
+from asyncrl.envs.factory import env_seed, make_env, make_vector_env
 
 MODULE = """
 import gymnasium
@@ -113,6 +114,42 @@ def test_a_name_of_a_module_that_makes_no_environment_is_answered_in_its_terms(o
 def test_a_function_that_returns_several_environments_needs_a_parameter_for_their_number() -> None:
     said = refusal(EnvMaker(lambda: gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")))
     assert "returned SyncVectorEnv, which has several environments: give the function a parameter num_envs" in said
+
+
+def test_what_is_made_with_num_envs_must_be_vectorized_and_have_as_many() -> None:
+    def make_two(num_envs: int) -> gymnasium.vector.VectorEnv[object, object, object]:
+        return gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+
+    def make_single(num_envs: int) -> gymnasium.Env[object, object]:
+        return gymnasium.make("CartPole-v1")
+
+    assert make_vector_env(EnvMaker(make_two), {}, num_envs=2).num_envs == 2
+    with pytest.raises(UsageError, match="made 2 environments, but num_envs=3 was asked for"):
+        make_vector_env(EnvMaker(make_two), {}, num_envs=3)
+    with pytest.raises(UsageError, match=r"returned \w+, but a gymnasium\.vector\.VectorEnv is expected"):
+        make_vector_env(EnvMaker(make_single), {}, num_envs=3)
+
+
+@pytest.mark.parametrize("is_single", [True, False])
+def test_an_environment_of_a_simulator_is_wrapped_by_the_feature_that_knows_its_package(
+    is_single: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Robot:
+        pass
+
+    class OwnRobot(Robot):
+        pass
+
+    def wrapped(env: object, **options: int) -> gymnasium.vector.VectorEnv[object, object, object]:
+        assert isinstance(env, OwnRobot) and options == ({"num_envs": 2} if is_single else {})
+        return gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+
+    monkeypatch.setattr(Robot, "__module__", "robots.envs")
+    known = {"robots": ("robots", wrapped, is_single)}
+    monkeypatch.setattr(factory, "hooks", lambda name: known if name == "SIMULATORS" else {})
+    assert factory.as_vector_env(OwnRobot(), "module:make", 2).num_envs == 2
+    with pytest.raises(UsageError, match="VectorEnv is expected, or an environment of robots"):
+        factory.as_vector_env(object(), "module:make", 2)
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,8 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_spaces_and_time_limit_are_read_although_the_environment_prints(probed: str) -> None:
-    assert probe(probed) == EnvSpec(probed, vector_observation(3, "float64"), DiscreteAction(n=3, start=2), 77)
+    expected = EnvSpec(probed, vector_observation(3, "float64"), DiscreteAction(n=3, start=2), 77, made_of="Probed-v0")
+    assert probe(probed) == expected
 
 
 def test_box_actions_keep_shape_dtype_and_infinite_bounds(probed: str) -> None:

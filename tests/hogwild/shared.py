@@ -16,8 +16,8 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedMoments, SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.staleness import PushLock, StalenessMeter
-from asyncrl.hogwild.storage import MergedMoments, SharedAdam, make_shared_optimizer
+from asyncrl.modes.hogwild.staleness import PushLock, StalenessMeter
+from asyncrl.modes.hogwild.storage import MergedMoments, SharedAdam, make_shared_optimizer
 
 SIZE = 6
 

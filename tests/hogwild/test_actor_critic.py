@@ -25,11 +25,6 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.hogwild import build_hogwild
-from asyncrl.hogwild.actor_critic import HogwildActorCritic
-from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
-from asyncrl.hogwild.parameter_server import ParameterServer
-from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import FlatAdam, ParameterStore, clip_gradient
@@ -38,6 +33,11 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import trained_sizes
+from asyncrl.modes.hogwild import roles as hogwild_roles
+from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
+from asyncrl.modes.hogwild.parameter_server import ParameterServer
+from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
+from asyncrl.modes.hogwild.storage import Copies
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
@@ -89,7 +89,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     """In each mode in which workers step; "copied" is what workers do whose networks are on another device."""
     mode, _, is_copied = request.param.partition(", ")
     if is_copied:
-        monkeypatch.setattr(build_hogwild, "_copies_on", lambda device: Copies.FOLLOWING)
+        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
     found = Pair(hogwild_mode=mode)
     yield found
     found.close()
@@ -218,7 +218,7 @@ def test_the_server_finds_the_returns_of_a_rollout_in_the_statistics_of_all(mode
     worker._batcher.collect = noting_collect
     worker.poll()
     server._refresh()
-    (rollout,), config, moments = datasets, pair.setup.config, server._learner._return_moments
+    (rollout,), config, moments = datasets, pair.setup.config, server._learner._statistics.return_moments
     ends = rollout.terminated, rollout.truncated, rollout.valid
     returns = gae(rollout.reward, rollout.value, *ends, config.gamma, config.gae_lambda).returns[rollout.valid].double()
     assert moments.count == rollout.num_valid == len(returns) > 0
@@ -249,7 +249,7 @@ def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
 ) -> None:
     mode, _, is_copied = mode.partition(", ")
     if is_copied:
-        monkeypatch.setattr(build_hogwild, "_copies_on", lambda device: Copies.FOLLOWING)
+        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
     pair = Pair(hogwild_mode=mode, num_gradients_to_combine=1)
     num_trained = 0
     updates = HogwildActorCritic.updates
@@ -380,7 +380,7 @@ def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
     is_over.set()
     thread.join()
     assert pair.shared.num_steps == num_steps, "what is saved after the end is the end"
-    assert mode != "gradients" or pair.server._places.ready_places() == []
+    assert mode != "gradients" or pair.server._combiner._places.ready_places() == []
     pair.close()
 
 
@@ -405,7 +405,7 @@ def test_gradients_that_are_too_few_for_a_step_make_one_at_the_end() -> None:
         worker._clock.finish(worker.worker_idx)
     pair.server.settle()
     assert pair.shared.num_steps == 2
-    assert pair.server._places.ready_places() == []
+    assert pair.server._combiner._places.ready_places() == []
     pair.close()
 
 
@@ -512,7 +512,7 @@ def test_the_server_clips_the_mean_of_whole_gradients_and_steps_at_the_rate_of_t
 ) -> None:
     settings = {**settings, "max_grad_norm": 0.05, "lr_schedule": "linear_decay", "train_for_env_steps": 100}
     pair = Pair(**settings, hogwild_mode="gradients", num_gradients_to_combine=2, normalize_returns=False)
-    places: Any = pair.server._places
+    places: Any = pair.server._combiner._places
     expected = torch.from_numpy(pair.shared.value.copy())
     gradient, rates = torch.zeros_like(expected), []
     adam = FlatAdam([expected], [gradient], pair.setup.config)
@@ -563,7 +563,7 @@ def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted
 ) -> None:
     mode, _, is_copied = mode.partition(", ")
     if is_copied:
-        monkeypatch.setattr(build_hogwild, "_copies_on", lambda device: Copies.FOLLOWING)
+        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
     pair = Pair(**PPO, hogwild_mode=mode, num_gradients_to_combine=1, normalize_returns=False)
     worker: Any = pair.workers[0]
     learner, other = worker._learner, pair.workers[1]
@@ -601,7 +601,7 @@ def test_returns_are_in_the_units_of_the_critic_which_change_between_the_steps_o
     learner, units = worker._learner, ReturnUnits(pair.setup.arena)
     returns = SharedMoments(pair.setup.arena, "return")
     seen: list[tuple[float, torch.Tensor, torch.Tensor]] = []
-    take_step, take_step_with_weights = learner._take_step, learner._take_step_with_weights
+    take_step, take_step_with_weights = learner._take_step, learner._step
 
     def step_in_new_units(batch: Any, learning_rate: float) -> Any:
         if seen:
@@ -616,7 +616,7 @@ def test_returns_are_in_the_units_of_the_critic_which_change_between_the_steps_o
         assert (float(mean), float(std)) == tuple(units.values.tolist())
         return take_step_with_weights(batch, learning_rate)
 
-    learner._take_step, learner._take_step_with_weights = step_in_new_units, looking_step
+    learner._take_step, learner._step = step_in_new_units, looking_step
     finish_rollout(pair, worker)
     assert len({std for std, _, _ in seen}) == 3
     for _, *in_rewards in seen[1:]:
@@ -721,81 +721,11 @@ def test_a_synced_worker_of_sac_acts_with_networks_that_only_its_own_updates_ref
     pair.close()
 
 
-@pytest.mark.parametrize("ent_coef", ["auto", 0.1])
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_an_update_of_sac_steps_along_the_mean_of_gradients_that_workers_have_sent(
-    ent_coef: Any, precision: str
-) -> None:
-    settings = {**SAC, "learning_rate": 0.01, "precision": precision, "ent_coef": ent_coef, "tau": 0.3}
-    settings |= {"lr_schedule": "linear_decay", "train_for_env_steps": 1000}
-    pair = Pair(**settings, policy_delay=2, max_grad_norm=0.05, hogwild_mode="gradients", num_gradients_to_combine=2)
-    names = ("actor", "log_ent_coef", "critic")
-    tensors = {name: SharedTensor(pair.setup.arena, name) for name in (*names, "target_critic")}
-
-    def values() -> dict[str, np.ndarray]:
-        return {name: tensor.value.copy() for name, tensor in tensors.items()}
-
-    initial = values()
-    for worker in pair.workers:
-        for _ in range(1000):
-            if worker.poll() > 0.0:
-                break
-    assert all(np.array_equal(initial[name], now) for name, now in values().items()), "workers step nothing"
-    places: Any = pair.server._places
-    assert len(places.ready_places()) == 4, "each worker waits with two gradients under way"
-    sent = places.values.copy()
-    assert np.abs(sent).max() > 0.05
-    rate = 0.01 * (1.0 - pair.server.env_steps / 1000)
-    assert 0.001 < rate < 0.009
-    sizes = np.cumsum([len(tensors[name].value) for name in names])[:-1]
-    expected = {name: torch.from_numpy(initial[name].copy()) for name in names}
-    target = torch.from_numpy(initial["target_critic"].copy())
-    gradients = {name: torch.zeros_like(value) for name, value in expected.items()}
-    adams = {name: FlatAdam([expected[name]], [gradients[name]], pair.setup.config) for name in names}
-    if ent_coef != "auto":
-        del adams["log_ent_coef"]
-    for number, taken in enumerate(([0, 2], [1, 3]), 1):
-        parts = np.split(sent[taken].mean(0), sizes)
-        for name, part in zip(names, parts, strict=True):
-            gradients[name].copy_(torch.from_numpy(part))
-        for name in ("critic", *(("actor", "log_ent_coef") if number == 2 else ())):
-            if name != "log_ent_coef":
-                clip_gradient(gradients[name], 0.05)
-            if name in adams:
-                adams[name].step(rate, torch.zeros(()))
-        target.lerp_(expected["critic"], 0.3)
-        pair.server.train_once(0.0)
-        for name, value in {**expected, "target_critic": target}.items():
-            np.testing.assert_allclose(tensors[name].value, value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
-    assert list(pair.shared.steps) == [2, 0, 0]
-    assert pair.workers[0].poll() == 0.0  # places are free again
-    found = pair.workers[0].report()
-    assert found.train is not None
-    assert found.staleness.scalars()["staleness_max"] <= 2
-    pair.close()
-
-
-def test_a_gradient_of_sac_that_is_not_finite_is_not_sent() -> None:
-    pair = Pair(**SAC, hogwild_mode="gradients", num_gradients_to_combine=2)
-    worker = pair.workers[0]
-    worker._stripes.reward[:] = np.nan
-    step = worker._split.group.step
-
-    def step_without_numbers(action: Any, rows: Any) -> int:
-        made = step(action, rows)
-        rows.reward[:] = np.inf
-        return made
-
-    worker._split.group.step = step_without_numbers
-    while worker._limiter.num_updates < 3:
-        assert worker.poll() == 0.0
-    assert pair.server._places.ready_places() == []
-    assert worker.report().skipped_steps >= 3
-    pair.close()
-
-
-@pytest.mark.parametrize("settings", [{}, SAC], ids=["a2c", "sac"])
-@pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [("shared", {}), ("synced", {}), ("gradients", {}), ("shared", SAC), ("synced", SAC)],
+    ids=["shared-a2c", "synced-a2c", "gradients-a2c", "shared-sac", "synced-sac"],
+)
 def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, settings: dict[str, Any]) -> None:
     pair = Pair(**settings, normalize_input=True, hogwild_mode=mode)
     SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
@@ -804,7 +734,7 @@ def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, s
     model, block = pair.server._learner.model, torch.empty(pair.server._learner.block_size)
     WeightsChannel(pair.setup.arena).read(block.numpy(), 0)
     found = [model.statistics, block[-len(model.statistics) :]]
-    if mode == "gradients" and not settings:  # its workers have no statistics but the published ones
+    if mode == "gradients":  # its workers have no statistics but the published ones
         worker: Any = pair.workers[0]
         worker._learner.begin()
         found.append(worker._learner.model.statistics)

@@ -10,8 +10,8 @@ from small_runs import CountingWaker
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces, gradient_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.parameter_server import combine
-from asyncrl.hogwild.storage import SendingStorage, SharedStorage
+from asyncrl.modes.hogwild.parameter_server import combine
+from asyncrl.modes.hogwild.storage import SendingStorage, SharedStorage
 
 
 def places(num_workers: int = 2) -> GradientPlaces:

@@ -10,16 +10,16 @@ from layouts import vector_observation
 from transitions import one_step
 from unavoidable import needs_cuda
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
-from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.optimizer import ParameterStore
-from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
+from asyncrl.modes.hogwild.storage import Copies, InitialStorage, SharedStorage
 
 # The update of discrete actions draws nothing, so that who makes it does not matter.
 SPEC = EnvSpec("Choice", vector_observation(3), DiscreteAction(4, 0), None)

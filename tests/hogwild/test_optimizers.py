@@ -15,7 +15,7 @@ from hogwild.shared import SIZE, gradient_of, shared_arena, step_times, stop_in_
 
 from asyncrl.buffers.shared_tensors import RUN, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.storage import SharedAdam, make_shared_optimizer
+from asyncrl.modes.hogwild.storage import SharedAdam, make_shared_optimizer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -11,8 +11,8 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces, gradient_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild import parameter_server
-from asyncrl.hogwild.parameter_server import ParameterServer
+from asyncrl.modes.hogwild import parameter_server
+from asyncrl.modes.hogwild.parameter_server import GradientCombiner, ParameterServer
 from asyncrl.monitoring.reports import PhaseTimer
 
 
@@ -21,7 +21,7 @@ class Server:
 
     def __init__(self, combines: bool) -> None:
         self.published: list[tuple[int, int]] = []
-        self.env_steps = 0
+        self.env_steps = self.scheduled_steps = 0
         self.looks: list[int] = []  # publications before each look at whether all workers have finished
         self.learner: Any = SimpleNamespace(
             block_size=3, policy_version=0, publication=lambda block: block, follow=lambda version: None
@@ -35,7 +35,8 @@ class Server:
         clock: Any = self
         control: Any = self
         parts = self.learner, storage, trained, publisher, waker, clock, control, TrainConfig(), PhaseTimer()
-        self.server = ParameterServer(*parts, self.places if combines else None, 1)
+        combiner = GradientCombiner(self.learner, self.places, 1, "mean", clock, ()) if combines else None
+        self.server = ParameterServer(*parts, combiner)
 
     def _descend(self, gradient: torch.Tensor, env_steps: int) -> None:
         self.learner.policy_version += 1

@@ -15,7 +15,7 @@ from hogwild.test_actor_critic import PPO, SAC, Pair, first_actions
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor
-from asyncrl.hogwild.staleness import PushLock, StalenessMeter
+from asyncrl.modes.hogwild.staleness import PushLock, StalenessMeter
 from asyncrl.monitoring.reports import Staleness
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -105,7 +105,7 @@ def test_a_gradient_that_is_too_stale_is_computed_again_at_new_weights(
     pair = Pair(**{**settings, "num_epochs": 1, "batch_size": 12}, hogwild_mode=mode, hogwild_max_staleness=bound)
     worker: Any = pair.workers[0]
     learner, weights = worker._learner, []
-    take_step = learner._take_step_with_weights
+    take_step = learner._step
 
     def step_while_the_other_steps(*args: Any) -> Any:
         weights.append(learner._flat.data.clone())
@@ -113,7 +113,7 @@ def test_a_gradient_that_is_too_stale_is_computed_again_at_new_weights(
             pair.workers[1].poll()
         return take_step(*args)
 
-    learner._take_step_with_weights = step_while_the_other_steps
+    learner._step = step_while_the_other_steps
     worker.poll()
     assert worker.report().staleness == Staleness(expected, num_recomputed=int(bound == 0))
     assert len(weights) == 1 + (bound == 0)
@@ -129,7 +129,7 @@ def test_a_gradient_that_would_be_too_stale_is_computed_once_with_the_lock(setti
     pair = Pair(**{**settings, "num_epochs": 1, "batch_size": 12}, hogwild_mode="synced", hogwild_max_staleness=0)
     worker: Any = pair.workers[0]
     learner, computed = worker._learner, []
-    take_in, take_step = learner._take_in, learner._take_step_with_weights
+    take_in, take_step = learner._update_statistics, learner._step
 
     def step_of_the_other_before_the_update(*args: Any) -> None:
         pair.workers[1].poll()
@@ -139,7 +139,7 @@ def test_a_gradient_that_would_be_too_stale_is_computed_once_with_the_lock(setti
         computed.append((learner._flat.data.equal(torch.from_numpy(pair.shared.value)), learner._meter._lock.is_held))
         return take_step(*args)
 
-    learner._take_in, learner._take_step_with_weights = step_of_the_other_before_the_update, looking_step
+    learner._update_statistics, learner._step = step_of_the_other_before_the_update, looking_step
     worker.poll()
     assert list(pair.shared.steps) == [0, 1, 1]
     assert worker.report().staleness == Staleness({0: 1}, num_recomputed=0)
@@ -200,7 +200,8 @@ def test_gradients_that_are_combined_have_the_age_of_their_publication() -> None
         second.poll()
         pair.server.train_once(0.0)
     first._learner.begin = lambda: None  # goes on with what it has pulled
-    first._learner._published_obs_statistics = {first._learner.policy_version: first._learner._obs_statistics}
+    statistics = first._learner._statistics
+    statistics.published = {first._learner.policy_version: statistics.obs_statistics}
     first.poll()
     assert first.report().staleness == Staleness({2: 1})
     assert second.report().staleness == Staleness({0: 2})

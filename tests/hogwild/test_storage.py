@@ -11,8 +11,8 @@ from hogwild.shared import batch_of, observe_times, shared_arena
 
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.storage import Copies, InitialStorage, MergedMoments, SharedStorage
 from asyncrl.learner.optimizer import RunningMoments
+from asyncrl.modes.hogwild.storage import Copies, InitialStorage, MergedMoments, SharedStorage
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

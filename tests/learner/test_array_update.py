@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from asyncrl.algorithms.losses import Samples
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.array_update import ArrayUpdate
+from asyncrl.learner.autograd_step import AutogradStep
 from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 
@@ -73,9 +75,11 @@ def learner_for(spec: EnvSpec, **given: Any) -> OnPolicyLearner:
 
 def both_for(spec: EnvSpec, **given: Any) -> tuple[OnPolicyLearner, OnPolicyLearner]:
     """The same learner twice: one that updates in arrays, one by autograd."""
-    arrays, autograd = learner_for(spec, **given), learner_for(spec, **given)
-    assert isinstance(arrays._take_step, ArrayUpdate)
-    autograd._take_step = autograd._step_by_autograd
+    arrays = learner_for(spec, **given)
+    assert isinstance(arrays._step, ArrayUpdate)
+    with mock.patch.object(ArrayUpdate, "fits", return_value=False):
+        autograd = learner_for(spec, **given)
+    assert isinstance(autograd._step, AutogradStep)
     return arrays, autograd
 
 
@@ -119,7 +123,7 @@ def prepare_same(arrays: OnPolicyLearner, autograd: OnPolicyLearner, seed: int =
     """The samples of one dataset, whose statistics both learners have taken in."""
     dataset = collect(autograd, seed, distance)
     arrays._prepare(dataset)
-    return autograd._prepare(dataset)[0]
+    return autograd._prepare(dataset).samples
 
 
 def assert_same(arrays: OnPolicyLearner, autograd: OnPolicyLearner) -> None:
@@ -220,7 +224,7 @@ def test_steps_that_are_not_finite_are_left_out_as_by_autograd(
     spec: EnvSpec, make_bad: Callable[[Samples], Samples]
 ) -> None:
     for learner in both_for(spec):
-        batch = learner._prepare(collect(learner, 0))[0]
+        batch = learner._prepare(collect(learner, 0)).samples
         learner._take_step(batch, 1e-3)
         before, count = learner._flat.data.clone(), learner._optimizer.steps[0].clone()
         moments = learner._optimizer.exp_avgs[0].clone(), learner._optimizer.exp_avg_sqs[0].clone()
@@ -273,7 +277,7 @@ def test_updates_are_made_in_arrays_where_that_is_known(
     observation: spaces.Space[Any], action: spaces.Space[Any], given: dict[str, Any], expected: bool
 ) -> None:
     learner = learner_for(spec_of_spaces(observation, action, "X", None), **given)
-    assert isinstance(learner._take_step, ArrayUpdate) == expected
+    assert isinstance(learner._step, ArrayUpdate) == expected
 
 
 class OwnActorCritic(ActorCritic):
@@ -289,4 +293,4 @@ def test_models_of_users_and_other_devices_are_left_to_autograd() -> None:
 
 def test_several_threads_are_left_to_autograd_which_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not isinstance(learner_for(SPECS["continuous"])._take_step, ArrayUpdate)
+    assert not isinstance(learner_for(SPECS["continuous"])._step, ArrayUpdate)

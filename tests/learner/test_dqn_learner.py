@@ -13,12 +13,12 @@ from linear_networks import networks_of_linear_layers
 from torch.nn.functional import smooth_l1_loss
 from transitions import BOX, CHOICE, CPU, draw, one_step
 
-from asyncrl.algorithms.dqn import double_target
+from asyncrl.algorithms.dqn import double_target, exploration_rate
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.dqn import DqnLearner, exploration_rate
+from asyncrl.learner.dqn import DqnLearner
 from asyncrl.models.distributions import FORBIDDEN
 from asyncrl.models.dqn import QNetwork, best_choice, dueling_values, epsilon_greedy
 from asyncrl.models.flat import FlatParameters, read_block
@@ -43,9 +43,9 @@ def make(spec: EnvSpec = CHOICE, by: str = "passes", **settings: Any) -> DqnLear
     config = TrainConfig(**{**defaults, **settings})
     learner = DqnLearner(QNetwork(spec, config), config, spec, CPU)
     has_passes = spec is not MASKED  # they know no masks
-    assert learner._update == (learner._update_by_passes if has_passes else learner._update_by_autograd)
+    assert (learner._step != learner._update) == has_passes
     if by == "autograd":
-        learner._update = learner._update_by_autograd
+        learner._step = learner._update
     return learner
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from small_runs import BOX, planned, small_arena
 
+from asyncrl.algorithms.losses import Progress
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import trajectory_loop as trainer_module
 from asyncrl.learner import worker as worker_module
-from asyncrl.learner.on_policy import Progress
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
@@ -43,7 +43,8 @@ class Fakes:
         self.control = RunControl(arena, 1)
         publisher = self.Publisher(self)
         phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
-        stopping = StopCondition(self.control, self.config.train_for_seconds, counters["elapsed_s"])
+        limits = self.config.train_for_seconds, counters["elapsed_s"], self.config.train_for_env_steps
+        stopping = StopCondition(self.control, *limits)
         self.trainer = TrajectoryLoop(
             self,
             self,

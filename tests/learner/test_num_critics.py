@@ -11,6 +11,7 @@ from transitions import BOX, CHOICE, draw
 
 from asyncrl.algorithms import sac
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.models.encoders import Inputs
 
 
@@ -32,7 +33,7 @@ def test_targets_are_of_the_drawn_pair_and_the_policy_follows_the_mean(spec: Env
 
     with torch.no_grad():
         parameters = actor(batch.next_obs)
-        sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[size:])
+        sample = sac.draw_squashed(learner.algorithm.parts.gaussian_of(parameters), noise[size:])
         both = [q_of(learner.target_critic, idx, batch.next_obs, sample.action) for idx in pair.tolist()]
         smaller = torch.minimum(*both)
         if spec is BOX:
@@ -42,12 +43,12 @@ def test_targets_are_of_the_drawn_pair_and_the_policy_follows_the_mean(spec: Env
         target = batch.reward + batch.discount * next_value
     losses = []
     for idx in range(5):
-        q = q_of(critic, idx, batch.obs, learner._parts.continuous_of(batch.action).double())
+        q = q_of(critic, idx, batch.obs, learner.algorithm.parts.continuous_of(batch.action).double())
         chosen = q[:, 0] if spec is BOX else q.gather(1, batch.action.unsqueeze(1))[:, 0]
         losses.append(0.5 * ((chosen - target) ** 2).mean())
     of_critics = torch.autograd.grad(sum(losses), list(critic.parameters()))
     parameters = actor(batch.obs)
-    sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[:size])
+    sample = sac.draw_squashed(learner.algorithm.parts.gaussian_of(parameters), noise[:size])
     mean = torch.stack([q_of(critic, idx, batch.obs, sample.action) for idx in range(5)]).mean(0)
     if spec is BOX:
         policy_loss = (alpha * sample.log_prob - mean[:, 0]).mean()
@@ -72,9 +73,9 @@ def test_each_pair_is_drawn_equally_often_and_two_critics_draw_none() -> None:
     assert len(pairs) == 6 and all(len(pair) == 2 for pair in pairs)
     assert all(400 < count < 600 for count in pairs.values())
     two = make(BOX)
-    assert two._update == two._update_by_passes
+    assert isinstance(two._step.__self__, SacPasses)
     assert len(two._inputs_of(batch, True)) == len(batch) + 1
-    assert learner._update == learner._update_by_autograd
+    assert learner._step == learner._update
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import BOX, CHOICE, CPU, MASKED, Actor, train_on
+from datasets import BOX, CHOICE, CPU, MASKED, Actor, present_values, train_on
 from torch import Tensor
 
-from asyncrl.algorithms.losses import Samples, gae, vtrace
+from asyncrl.algorithms import ppo
+from asyncrl.algorithms.losses import Samples, Step, gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.update_metrics import Step
+from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE, MASKED], ids=["box", "choice", "masked"])
@@ -65,16 +66,16 @@ def lagging(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor, Dat
     return learner, actor, dataset
 
 
-def recorded_minibatches(learner: OnPolicyLearner, monkeypatch: pytest.MonkeyPatch) -> list[Samples]:
+def recorded_minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Samples]:
     batches: list[Samples] = []
-    make_minibatches = learner._minibatches
+    make_minibatches = ppo.minibatches
 
-    def record(samples: Samples) -> list[Samples]:
-        made = make_minibatches(samples)
+    def record(*args: Any) -> list[Samples]:
+        made = make_minibatches(*args)
         batches.extend(made)
         return made
 
-    monkeypatch.setattr(learner, "_minibatches", record)
+    monkeypatch.setattr(ppo, "minibatches", record)
     return batches
 
 
@@ -191,7 +192,7 @@ def test_with_vtrace_the_weight_of_an_action_counts_once() -> None:
     parameters = model(*actor.model.inputs_of(dataset.obs[:-1][at])).action_parameters.detach()
     log_ratios = torch.zeros(at.shape)
     log_ratios[at] = model.distribution.log_prob(parameters, dataset.action[at]) - dataset.log_prob[at]
-    _, values = learner._present_outputs(dataset, learner._obs_statistics)
+    values = present_values(learner, dataset)
     ends = (dataset.terminated, dataset.truncated, at)
     advantage = vtrace(log_ratios, dataset.reward, values, *ends, 0.99, 0.95, max_rho=1.0, max_c=1.0).advantages[at]
     advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
@@ -244,10 +245,9 @@ def test_passes_are_left_out_after_one_whose_mean_divergence_is_above_the_target
 
 
 def test_a_divergence_that_is_not_a_number_ends_the_passes() -> None:
-    learner, _ = make(BOX, target_kl=0.5)
     for log_ratio, expected in ((0.0, False), (float("inf"), True), (float("nan"), True)):
         step = Step(torch.zeros(7), torch.full((4,), log_ratio))
-        assert learner._exceeds_target_kl([step]) == expected
+        assert ppo.exceeds_target_kl([step], 0.5, Ranks()) == expected
 
 
 def test_lag_alone_ends_an_update_by_the_clipped_objective_only() -> None:
@@ -290,8 +290,8 @@ def test_each_pass_has_the_advantages_of_the_critic_before_it(
         else:
             estimates.append((values, *gae(*rest)))
 
-    counts = learner._return_moments.count, learner._obs_moments.count
-    batches = recorded_minibatches(learner, monkeypatch)
+    counts = learner._statistics.return_moments.count, learner._statistics.obs_moments.count
+    batches = recorded_minibatches(monkeypatch)
     estimate()
     train_on(learner, dataset, 0, estimate)
     assert len(batches) == 3
@@ -306,14 +306,15 @@ def test_each_pass_has_the_advantages_of_the_critic_before_it(
             torch.testing.assert_close(found, field[at], rtol=1e-3, atol=1e-4, msg=name)
     moved = (estimates[2][1] - estimates[0][1])[at].abs().mean()
     assert moved > 0.01, "the critic moves enough to be seen"
-    counts = learner._return_moments.count - counts[0], learner._obs_moments.count - counts[1]
+    statistics = learner._statistics
+    counts = statistics.return_moments.count - counts[0], statistics.obs_moments.count - counts[1]
     assert counts == (dataset.num_valid, dataset.num_valid), "statistics take a dataset in once"
 
 
 @pytest.mark.parametrize("over", ["minibatch", "dataset"])
 def test_advantages_are_normalized_over_what_was_asked_for(over: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, actor = make(BOX, num_batches_per_epoch=4, num_epochs=2, normalize_advantage_over=over)
-    batches = recorded_minibatches(learner, monkeypatch)
+    batches = recorded_minibatches(monkeypatch)
     train_on(learner, actor.collect(actor.receive(learner)))
     for epoch in (batches[:4], batches[4:]):
         parts = [batch.advantage for batch in epoch]
@@ -329,7 +330,8 @@ def test_rows_of_sequences_that_are_no_samples_have_no_part_in_the_normalization
     samples = learner._prepare(collect(actor, actor.receive(learner))).samples
     assert samples.valid is not None and 0.1 < (~samples.valid).float().mean() < 0.5
     samples.advantage[~samples.valid] = 1000.0
-    parts = [batch.advantage[batch.valid] for batch in learner._minibatches(samples)]
+    made = ppo.minibatches(samples, learner._config, learner._generator, learner.ranks)
+    parts = [batch.advantage[batch.valid] for batch in made]
     assert len(parts) == 4
     for part in parts if over == "minibatch" else [torch.cat(parts)]:
         assert float(part.mean()) == pytest.approx(0.0, abs=1e-5)

@@ -15,28 +15,29 @@ import numpy as np
 import pytest
 import torch
 from critics import with_values
-from datasets import BOX, CHOICE, CPU, Actor, train_on
+from datasets import BOX, CHOICE, CPU, Actor, present_values, train_on
 from graph_stand_ins import FixedCall
 from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
-from asyncrl.algorithms.losses import Samples, vtrace
+from asyncrl.algorithms.losses import FIGURES, Samples, vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.hogwild.storage import Copies, SharedStorage
-from asyncrl.learner import on_policy, update_runner
+from asyncrl.learner import autograd_step, on_policy, update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
+from asyncrl.learner.fast.array_update import ArrayUpdate
+from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
-from asyncrl.learner.update_metrics import FIGURES
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.encoders import Inputs
+from asyncrl.modes.hogwild.storage import Copies, SharedStorage
 from asyncrl.runtime.processes import RunFailed
 
 SMALL: dict[str, Any] = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
@@ -334,7 +335,7 @@ def test_clip_range_and_entropy_change_linearly(
     finals = {"ppo_clip_ratio": 0.02, "final_ppo_clip_ratio": 0.04, "final_entropy_loss_coeff": 0.1}
     scheduled, actor = make(BOX, **settings, **finals)
     constant, _ = make(BOX, **settings, ppo_clip_ratio=clip, entropy_loss_coeff=entropy)
-    assert (scheduled._array_update is None) == squash_actions
+    assert isinstance(scheduled._step, ArrayUpdate) != squash_actions
     dataset = actor.collect(actor.receive(scheduled))
     constant.publication()
     found, expected = (dataclasses.astuple(train_on(each, dataset, env_steps)) for each in (scheduled, constant))
@@ -347,7 +348,7 @@ def test_a_change_of_the_clip_range_moves_the_schedule() -> None:
     learner, actor = make(BOX, final_ppo_clip_ratio=0.4, train_for_env_steps=1000)
     learner.set_hyperparameters(Hyperparameters(ppo_clip_ratio=0.1))
     train_on(learner, actor.collect(actor.receive(learner)), 500)
-    assert learner._loss_config.ppo_clip_ratio == pytest.approx(0.25)
+    assert learner._step.config.ppo_clip_ratio == pytest.approx(0.25)
 
 
 def test_values_come_out_in_units_of_rewards() -> None:
@@ -380,7 +381,8 @@ def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bo
         value=torch.tensor([[0.0], [10.0], [100.0]]),
         terminated=torch.tensor([[False], [True]]),
     )
-    samples, (_, raw_values, raw_returns) = learner._prepare(dataset)[:2]
+    update = learner._prepare(dataset)
+    samples, raw_values, raw_returns = update.samples, update.raw_values, update.raw_returns
     assert samples.advantage.tolist() == expected
     assert raw_values.tolist() == ([4.0, 4.0] if recomputed else [0.0, 10.0])
     assert raw_returns.tolist() == (raw_values + samples.advantage).tolist()
@@ -391,9 +393,7 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
     for shift in (0.0, 30.0):
         train_on(learner, actor.collect(actor.receive(learner), shift=shift))
     dataset = actor.collect(actor.receive(learner), shift=30.0)
-    torch.testing.assert_close(
-        learner._present_outputs(dataset, learner._obs_statistics)[1], dataset.value, atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(present_values(learner, dataset), dataset.value, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
@@ -408,13 +408,13 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
     corrected.load_state_dict(plain.state_dict())
     dataset = actor.collect(actor.receive(plain))
     actor.receive(corrected)
-    without_lag = [learner._prepare(dataset)[0].advantage for learner in (plain, corrected)]
+    without_lag = [learner._prepare(dataset).samples.advantage for learner in (plain, corrected)]
     torch.testing.assert_close(*without_lag, atol=1e-4, rtol=1e-4)
 
     with torch.no_grad():
         corrected.model.policy_head.bias[0] += 1.0 if spec is BOX else 2.0
-    _, values = corrected._present_outputs(dataset, corrected._obs_statistics)
-    samples = corrected._prepare(dataset)[0]
+    values = present_values(corrected, dataset)
+    samples = corrected._prepare(dataset).samples
     parameters, _ = corrected.model(*samples.inputs)
     log_ratios = torch.zeros(dataset.valid.shape)
     log_prob = corrected.model.distribution.log_prob(parameters, samples.action)
@@ -441,7 +441,7 @@ def test_vtrace_weighs_advantages_after_they_were_normalized() -> None:
     dataset = actor.collect(actor.receive(learner), reward=lambda _, action: action.float())
     with torch.no_grad():
         learner.model.policy_head.bias[0] -= 200.0
-    samples = learner._prepare(dataset)[0]
+    samples = learner._prepare(dataset).samples
     is_gone = samples.action == 0
     assert samples.weight is not None and is_gone.any()
     assert samples.weight[is_gone].max() == 0.0 < samples.weight[~is_gone].min()
@@ -518,8 +518,8 @@ def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
             assert getattr(found, name) == wanted, name
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
     assert graphed.notice is None
-    assert graphed._graphed_step is not None and graphed._graphed_step.runner.makes_graphs
-    graphs = graphed._graphed_step.runner._graphs
+    assert isinstance(graphed._step, GraphedStep) and graphed._step.runner.makes_graphs
+    graphs = graphed._step.runner._graphs
     assert graphs is not None and len(graphs) <= 2, "few numbers of pieces"
     num_calls = [function.num_calls for _, function in graphs.values()]
     assert max(num_calls) > 2 and sum(num_calls) == 9 * plain._config.num_epochs
@@ -560,7 +560,7 @@ def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
 
     def is_graphed(more: dict[str, Any], model: type[ActorCritic] = ActorCritic, **kwargs: Any) -> bool:
         own = config.model_copy(update=more)
-        return OnPolicyLearner(model(BOX, own), own, CPU, **kwargs)._graphed_step is not None
+        return isinstance(OnPolicyLearner(model(BOX, own), own, CPU, **kwargs)._step, GraphedStep)
 
     assert is_graphed({}) and is_graphed({}, storage=of_ranks) and is_graphed({"use_rnn": True})
     assert is_graphed({}, OwnCore) and not is_graphed({"use_rnn": True}, OwnCore)
@@ -643,23 +643,27 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
         train_on(learner, dataset)
         prepared, num_rows = [], []
         for same_inputs, at_once in ((True, 50), (False, 10_000)):
-            monkeypatch.setattr(OnPolicyLearner, "_has_same_inputs", same_inputs)
-            monkeypatch.setattr(on_policy, "_IMAGES_AT_ONCE", at_once)
+            monkeypatch.setattr(on_policy, "are_training_outputs", lambda *_, same=same_inputs: same)
+            monkeypatch.setattr(autograd_step, "_IMAGES_AT_ONCE", at_once)
             rows.clear()
             prepared.append(learner._prepare(dataset))
             num_rows.append(sum(rows))
         monkeypatch.undo()
-        assert learner._has_same_inputs and num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
+        assert on_policy.are_training_outputs(learner._outputs, config)
+        assert num_rows == [
+            9 * 16,
+            9 * 16 + int(dataset.valid.sum()),
+        ]
         samples, is_reduced = prepared[0].samples, config.precision == "bf16"  # a kernel may round by the batch's size
         rounding = {"rtol": 0.02, "atol": 0.02} if is_reduced else {"rtol": 1e-4, "atol": 1e-5}
         for name, found in samples.non_null_fields().items():
             torch.testing.assert_close(found, getattr(prepared[1].samples, name), **rounding)
-        (parameters, _), _ = learner._run_rows(samples)
+        (parameters, _), _ = learner._outputs.samples(samples)
         if config.algorithm.uses_ratio:  # in training the first ratio is 1, in reduced precision, too
             log_prob = learner.model.distribution.log_prob(parameters, samples.action)
             torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(prepared[0].estimates.values, prepared[1].estimates.values, **rounding)
-        assert not torch.equal(prepared[0].estimates.values, dataset.value[:-1].flatten()), "the dataset is old"
+        torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, **rounding)
+        assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
 
 
 def screens(model: ActorCritic, obs: Tensor, version: int) -> Dataset:
@@ -800,3 +804,19 @@ def test_metrics_of_the_first_minibatch_are_of_the_first_that_has_samples() -> N
     metrics = train_on(learner, dataset)
     assert metrics is not None
     assert metrics.max_ratio_deviation_first_batch == pytest.approx(0.5)
+
+
+def test_a_step_on_sequences_reads_no_row_that_is_not_a_sample() -> None:
+    learner, actor = make(BOX, use_rnn=True, rnn_size=8, rollout=8)
+    samples = learner._prepare(actor.collect(actor.receive(learner))).samples
+    assert samples.valid is not None and not samples.valid.all()
+    garbage = {
+        name: getattr(samples, name).masked_fill(~samples.valid, 1e3)
+        for name in ("log_prob", "advantage", "normalized_return")
+    }
+    gradients, log_ratios = [], []
+    for batch in (samples, samples._replace(**garbage)):
+        log_ratios.append(learner._take_step(batch, 0.0)[1])
+        gradients.append(learner._gradient.clone())
+    assert torch.equal(*gradients) and torch.equal(*log_ratios)
+    assert len(log_ratios[0]) == int(samples.valid.sum())

@@ -10,10 +10,10 @@ import pytest
 import torch
 from replays import TaggedWriter, check_one_step, new_replay
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler, SumTree, importance_exponent
-from asyncrl.learner.replay_sampler import Transitions
 
 GAMMA = np.float32(0.5)
 

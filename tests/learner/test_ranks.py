@@ -24,6 +24,7 @@ from transitions import BOX as SAC_BOX
 from transitions import CHOICE as SAC_CHOICE
 from transitions import draw
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
 from asyncrl.config.algorithms import imported
@@ -35,7 +36,6 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, RunningMoments
 from asyncrl.learner.ranks import RankConsensus, Ranks, Turn
-from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
@@ -415,6 +415,16 @@ def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> N
 
     new = Hyperparameters(gamma=0.1)
     assert together(3, work) == [[None, new, None, Hyperparameters(gamma=0.1, gae_lambda=0.5)]] * 3
+
+
+def test_schedules_of_all_ranks_follow_the_clock_of_the_first() -> None:
+    def work(ranks: ThreadRanks) -> int:
+        control = RunControl(Arena.create(control_specs()), num_workers=0)
+        control.steps_by_time = 100 + 7 * ranks.rank
+        RankConsensus(ranks, control).take_turn(1, 10)
+        return control.steps_by_time
+
+    assert together(3, work) == [100, 100, 100]
 
 
 def test_ranks_take_turns_save_and_end_together() -> None:

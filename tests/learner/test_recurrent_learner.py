@@ -139,7 +139,7 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
     actor, critic, target_critic = (
         copy.deepcopy(each) for each in (learner.model, learner.critic, learner.target_critic)
     )
-    parts, alpha = learner._parts, torch.tensor(0.2, dtype=torch.float64)
+    parts, alpha = learner.algorithm.parts, torch.tensor(0.2, dtype=torch.float64)
     noise, samples = noise_of(learner, 2), samples_of(batch)
     of_actor, of_critic = features_of(actor, batch, False), features_of(critic, batch, True)
     of_target = features_of(target_critic, batch, True)

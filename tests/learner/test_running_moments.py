@@ -26,11 +26,34 @@ def test_a_large_offset_costs_no_precision() -> None:
     assert abs(float(moments.variance) - 0.25) < 1e-3
 
 
-def test_a_constant_element_keeps_a_usable_deviation() -> None:
+@pytest.mark.parametrize("batches", [[3.0, 3.0], [0.1, 0.1, 0.1], [1.0, 1.0 + 6e-8], [0.0, 1e-17], [1e6, 1e6 + 0.06]])
+def test_an_element_that_is_constant_up_to_rounding_is_not_divided_by_its_rounding(batches: list[float]) -> None:
+    moments = RunningMoments(2, torch.device("cpu"))
+    for value in batches:
+        moments.update(torch.tensor([[value, -1.0], [value, 1.0]]))
+    is_large = batches[0] == 1e6
+    assert float(moments.std[0]) == pytest.approx(1.0 if is_large else 1e-5**0.5)
+    assert float(moments.std[1]) == pytest.approx((1.0 + 1e-5) ** 0.5), "an ordinary element has 1e-5 added"
+    assert float(moments.mean[0]) == pytest.approx(batches[0], abs=0.1)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_normalizing_does_not_depend_on_the_unit_of_an_element(size: float, offset: float) -> None:
     moments = RunningMoments(1, torch.device("cpu"))
-    moments.update(torch.full((10, 1), 3.0))
-    assert float(moments.mean) == 3.0
-    assert 1e-3 < float(moments.std) < 1e-2
+    numbers = offset * size + size * torch.randn(4096, 1, generator=torch.Generator().manual_seed(0))
+    moments.update(numbers[:1000])
+    moments.update(numbers[1000:])
+    normalized = (numbers.double() - moments.mean) / moments.std
+    assert abs(float(normalized.mean())) < 1e-3
+    assert float(normalized.std()) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_moments_that_are_adopted_give_the_same_divisors() -> None:
+    moments, adopting = (RunningMoments(3, torch.device("cpu")) for _ in range(2))
+    moments.update(torch.tensor([[2.0, 1e-7, 5.0], [2.0, -1e-7, 9.0]]))
+    adopting.adopt(moments.mean, moments.std.float())
+    torch.testing.assert_close(adopting.std, moments.std)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -16,10 +16,12 @@ from transitions import BOX, CHOICE, draw
 from unavoidable import needs_cuda
 
 from asyncrl.algorithms import sac
+from asyncrl.algorithms.off_policy import Steps
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, MultiDiscreteAction
-from asyncrl.models.block_network import BatchRenorm, UnitLinear
+from asyncrl.learner.fast.sac_passes import SacPasses
+from asyncrl.models.block_network import BatchRenorm, UnitLinear, normalizing_by_batch
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor, TwinCritic
@@ -38,7 +40,7 @@ def renorms(network: torch.nn.Module) -> list[BatchRenorm]:
 
 def test_the_default_is_trained_by_passes_through_perceptrons() -> None:
     learner = make(BOX)
-    assert learner._update == learner._update_by_passes
+    assert isinstance(learner._step.__self__, SacPasses)
     assert type(learner.model.mlp) is type(learner.critic.mlp) is StackedMlp
 
 
@@ -51,14 +53,14 @@ def test_without_target_critics_both_observations_are_one_batch(spec: EnvSpec) -
     critic, actor = copy.deepcopy(learner.critic), copy.deepcopy(learner.model)
     size, alpha = len(batch.reward), 0.2
     generator = torch.Generator().set_state(learner._generator.get_state())
-    noise = torch.randn(2 * size, learner._parts.num_continuous, generator=generator, dtype=torch.float64)
+    noise = torch.randn(2 * size, learner.algorithm.parts.num_continuous, generator=generator, dtype=torch.float64)
     with torch.no_grad():  # the policy acts with its running statistics
         parameters = actor(batch.next_obs)
-        sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[size:])
+        sample = sac.draw_squashed(learner.algorithm.parts.gaussian_of(parameters), noise[size:])
     obs, next_obs = batch.obs, batch.next_obs
     for layer in renorms(critic):
         layer.uses_batch = True
-    actions = torch.cat((learner._parts.continuous_of(batch.action).double(), sample.action))
+    actions = torch.cat((learner.algorithm.parts.continuous_of(batch.action).double(), sample.action))
     both = critic.values(Inputs(torch.cat((obs, next_obs))), actions)
     if spec is BOX:
         next_value = both[:, size:, 0].detach().amin(0) - alpha * sample.log_prob
@@ -86,9 +88,9 @@ def test_without_target_critics_both_observations_are_one_batch(spec: EnvSpec) -
         layer.uses_batch = True
     with torch.no_grad():
         parameters = actor(obs)
-        sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[:size])
+        sample = sac.draw_squashed(learner.algorithm.parts.gaussian_of(parameters), noise[:size])
         values = learner.critic.values(Inputs(obs), sample.action)
-        log_probs = learner._parts.log_probs_of(parameters)
+        log_probs = learner.algorithm.parts.log_probs_of(parameters)
         cost = -sac.soft_value_of_parts(values, log_probs, sample.log_prob, torch.tensor(alpha)).mean()
     assert metrics.actor_loss == pytest.approx(float(cost), rel=1e-6)
 
@@ -111,15 +113,15 @@ def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec, sett
     )
     size, support = len(batch.reward), torch.linspace(-2.0, 2.0, 7).double()
     generator = torch.Generator().set_state(learner._generator.get_state())
-    noise = torch.randn(3 * size, learner._parts.num_continuous, generator=generator, dtype=torch.float64)
+    noise = torch.randn(3 * size, learner.algorithm.parts.num_continuous, generator=generator, dtype=torch.float64)
     target = torch.zeros(size, 7, dtype=torch.float64)
     with torch.no_grad():
         entropy = []
         for obs, own in ((batch.between_obs[:, 0], noise[size : 2 * size]), (batch.next_obs, noise[2 * size :])):
             parameters = actor(obs)
-            sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), own)
+            sample = sac.draw_squashed(learner.algorithm.parts.gaussian_of(parameters), own)
             entropy.append(-sample.log_prob if spec is BOX else -(parameters.exp() * parameters).sum(-1))
-    numbers = learner._parts.continuous_of(batch.action).double()
+    numbers = learner.algorithm.parts.continuous_of(batch.action).double()
     for layer in renorms(critic):
         layer.uses_batch = True
     if target_critic is None:  # both observations are one batch
@@ -317,13 +319,13 @@ def test_statistics_of_batches_are_for_the_update_even_if_it_fails() -> None:
     learner = make(BOX, **critic_set("crossq"))
 
     def fail() -> None:
-        with learner._critic.normalizing_by_batch():
-            assert all(layer.uses_batch for layer in learner._critic._renorms)
+        with normalizing_by_batch(learner.critic):
+            assert all(layer.uses_batch for layer in renorms(learner.critic))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert learner._critic._renorms and not any(layer.uses_batch for layer in learner._critic._renorms)
+    assert renorms(learner.critic) and not any(layer.uses_batch for layer in renorms(learner.critic))
 
 
 def test_critics_with_bins_compute_products_in_bf16_for_the_policy_too() -> None:
@@ -332,6 +334,7 @@ def test_critics_with_bins_compute_products_in_bf16_for_the_policy_too() -> None
     for layer in learner.critic.modules():
         if not list(layer.children()):
             layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    inputs = learner.model.inputs_of(draw(BOX, 1)[0].obs)
-    learner._outputs(learner.critic.values, inputs, torch.zeros(len(inputs.floats), 2))
+    (batch,) = draw(BOX, 1)
+    steps = Steps(batch, batch.next_obs, learner.model, learner.in_reduced_precision)
+    steps.policy_values(learner.critic, torch.zeros(len(batch.obs), 2))
     assert torch.bfloat16 in seen

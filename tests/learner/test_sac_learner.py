@@ -19,10 +19,10 @@ from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw, one_step
 from unavoidable import needs_cuda
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
-from asyncrl.learner.replay_learner import matmul_dtype
-from asyncrl.learner.replay_sampler import Transitions
+from asyncrl.learner.fast.layers import matmul_dtype
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.encoders import Inputs
@@ -419,10 +419,10 @@ def test_a_resumed_learner_has_the_entropy_coefficient_that_its_settings_say(
     first, second = make(BOX, ent_coef=before), make(BOX, ent_coef=now)
     first.train(draw(BOX, 5))
     second.load_state_dict(first.state_dict())
-    found = float(second._log_ent_coef.exp())
-    assert found == pytest.approx(float(first._log_ent_coef.exp()) if expected is None else expected)
+    found = float(second.algorithm.log_ent_coef.exp())
+    assert found == pytest.approx(float(first.algorithm.log_ent_coef.exp()) if expected is None else expected)
     second.train(draw(BOX, 3))
-    assert (float(second._log_ent_coef.exp()) != pytest.approx(found)) == (now == "auto")
+    assert (float(second.algorithm.log_ent_coef.exp()) != pytest.approx(found)) == (now == "auto")
 
 
 def test_a_checkpoint_of_another_kind_of_device_is_taken_but_for_its_noise() -> None:

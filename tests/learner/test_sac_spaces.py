@@ -18,6 +18,7 @@ from unavoidable import needs_cuda
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models import distributions
 from asyncrl.models.distributions import ActionParts, make_distribution
@@ -192,12 +193,12 @@ def test_forbidden_choices_are_never_taken_and_the_target_entropy_is_that_of_all
     assert metrics is not None
     parameters = learner.model(*learner.model.inputs_of(batch.obs)).detach()
     assert float(parameters.exp()[:, 2].max()) == 0.0
-    obs = learner.model.inputs_of(batch.obs)
+    obs, max_entropy_of = learner.model.inputs_of(batch.obs), learner.algorithm.parts.max_entropy_of
     largest = [2.0 * math.log(2.0)] * 64
-    assert learner._max_entropy_of_choices(obs).tolist() == pytest.approx(largest)
+    assert max_entropy_of(learner.model.mask_of(obs.floats)).tolist() == pytest.approx(largest)
     nothing = obs._replace(floats=torch.cat((obs.floats[:, :3], torch.zeros(64, 5)), dim=1))  # allows everything
     largest = [math.log(2.0) + math.log(3.0)] * 64
-    assert learner._max_entropy_of_choices(nothing).tolist() == pytest.approx(largest)
+    assert max_entropy_of(learner.model.mask_of(nothing.floats)).tolist() == pytest.approx(largest)
     action = learner.model.act(batch.obs).action
     assert 0.0 not in action[:, 1].tolist()
 
@@ -245,8 +246,8 @@ def test_passes_by_hand_and_autograd_make_the_same_updates(spec: EnvSpec, settin
         assert actor.has_passes
         actor.has_passes = has_passes
         learners.append(SacLearner(actor, config, spec, CPU))
-    assert learners[0]._update == learners[0]._update_by_passes
-    assert learners[1]._update == learners[1]._update_by_autograd
+    assert isinstance(learners[0]._step.__self__, SacPasses)
+    assert learners[1]._step == learners[1]._update
     for batch in draw(spec, 6, size=32, n_step=config.n_step):
         for learner in learners:
             learner.observe(batch.obs)

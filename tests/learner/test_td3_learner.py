@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw
 
+from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.td3 import Td3Learner
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block

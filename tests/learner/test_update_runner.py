@@ -14,7 +14,7 @@ from asyncrl.algorithms.losses import Samples
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import update_runner
-from asyncrl.learner.graphed_step import GraphedStep
+from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.update_runner import Figures, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.runtime.processes import RunFailed

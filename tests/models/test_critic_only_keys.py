@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from hidden_parts import KINDS, SPACES, made, rows_of, seen_of
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.observations import ObservationCodec
-from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.models import registry
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.encoders import Inputs, ObservationEncoder
-from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
 from asyncrl.policy import Policy
-
-NUMBERS = {"a": Box(-1, 1, (2,)), "hidden": Box(-1, 1, (3,)), "z": Discrete(4)}
-NESTED = {"a": Dict({"hidden": Box(-1, 1, (2,)), "seen": Box(-1, 1, (2,))}), "hidden": Discrete(3)}
-IMAGES = {
-    "a": Box(0, 255, (9, 9), np.uint8),
-    "hidden": Box(0, 255, (9, 9), np.uint8),
-    "a_hidden": Box(0, 1, (9, 9)),
-    "z": Box(0, 1, (2,)),
-}
-KEYS = {"numbers": ["hidden"], "nested": ["a/hidden", "hidden"], "images": ["hidden", "a_hidden"]}
-SPACES = {"numbers": Dict(NUMBERS), "nested": Dict(NESTED), "images": Dict(IMAGES)}
-RNN = {"use_rnn": True, "rnn_size": 5}
-KINDS = {"plain": {}, "rnn": RNN, "sac": {"algo": "sac"}}
-
-
-def made(space: str, **settings: Any) -> tuple[Any, Any, TrainConfig]:
-    spec = spec_of_spaces(SPACES[space], Box(-1, 1, (2,)), "X", None)
-    config = TrainConfig(critic_only_keys=KEYS[space], encoder_mlp_layers=[16], **settings)
-    return make_acting_model(spec, config), spec, config
-
-
-def rows_of(spec: Any, space: str, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, list[Any]]:
-    """Random observations as rows, the same rows with other hidden parts, and the observations."""
-    SPACES[space].seed(0)
-    observations = [SPACES[space].sample() for _ in range(2 * num_rows)]
-    whole, hidden = ObservationCodec(spec.observation), KEYS[space]
-    seen_only = ObservationCodec(spec.observation, unread=hidden)
-    rows = np.zeros((2, num_rows, spec.observation.row_size), spec.observation.row_dtype)
-    for idx in range(num_rows):
-        whole.write(observations[idx], rows[0, idx])
-        whole.write(observations[num_rows + idx], rows[1, idx])
-        seen_only.write(observations[idx], rows[1, idx])
-    assert (rows[0] != rows[1]).any(axis=1).all()
-    return torch.from_numpy(rows[0]), torch.from_numpy(rows[1]), observations[:num_rows]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,24 +47,14 @@ def test_acting_in_arrays_computes_the_same(space: str) -> None:
 @pytest.mark.parametrize(
     ("space", "kind"), [("numbers", "plain"), ("images", "plain"), ("nested", "sac"), ("numbers", "rnn")]
 )
-def test_a_policy_and_its_exported_file_do_without_the_hidden_parts(space: str, kind: str, tmp_path: Path) -> None:
+def test_a_policy_does_without_the_hidden_parts(space: str, kind: str) -> None:
     model, spec, config = made(space, **KINDS[kind])
     policy = Policy(model, spec, config)
     _, _, observations = rows_of(spec, space, 1)
     expected = policy.act(observations[0], deterministic=True)
     policy.reset()
-    seen = {key: value for key, value in observations[0].items() if key not in KEYS[space]}
-    if space == "nested":
-        seen["a"] = {"seen": seen["a"]["seen"]}
+    seen = seen_of(space, observations[0])
     np.testing.assert_array_equal(policy.act(seen, deterministic=True), expected)
-    policy.export(tmp_path / "policy.pt2", "torch_export")
-    arguments = [seen["a"]["seen"] if space == "nested" else seen[key] for key in seen]
-    tensors = [torch.from_numpy(np.array(each))[None] for each in arguments]
-    tensors = [each if each.dtype in (torch.uint8, torch.int64) else each.float() for each in tensors]
-    state = [torch.zeros(1, model.rnn_state_size)] if kind == "rnn" else []
-    loaded = torch.export.load(tmp_path / "policy.pt2").module()
-    action = loaded(*tensors, torch.zeros(1, 2), *state)[1]
-    np.testing.assert_allclose(action[0].numpy(), expected, atol=1e-5)
 
 
 def test_an_encoder_of_the_user_is_made_for_what_the_actor_sees() -> None:

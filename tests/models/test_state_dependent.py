@@ -16,7 +16,6 @@ from torch import Tensor
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import ReplayStripes, replay_specs
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.config.checks import find_problems
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
@@ -33,6 +32,7 @@ from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import num_model_parameters
 from asyncrl.models.state_dependent import MIN_VARIANCE, StateDependentActorCritic, state_dependent_log_std
+from asyncrl.modes.choice import find_problems
 from asyncrl.run import preflight
 
 ALGORITHMS: list[dict[str, Any]] = [
@@ -269,7 +269,6 @@ def test_switched_off_the_models_are_the_plain_ones() -> None:
         (["--adaptive_stddev=True"], "cannot be used with --adaptive_stddev=True"),
         (["--algo=sac", "--exploration_noise=pink"], "cannot be used with --exploration_noise=pink"),
         (["--num_policies=2"], "cannot be used with --num_policies=2"),
-        (["--self_play=True"], "cannot be used with --self_play=True"),
         (["--env_backend=tensor"], "cannot be used with --env_backend=tensor"),
         (["--model=own"], "cannot be used with --model=own"),
         (["--sde_sample_freq=0"], "--sde_sample_freq=0 is not possible"),

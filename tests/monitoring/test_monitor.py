@@ -66,6 +66,7 @@ class Run:
     def __init__(self, path, **settings):
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
         earlier, mislead = settings.pop("earlier", None), settings.pop("training_returns_mislead", False)
+        frames_per_step = settings.pop("frames_per_step", 1)
         start = StartPoint(before=earlier, changed_settings=settings.pop("changed", ()))
         hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
         self.folder = RunFolder(path)
@@ -74,7 +75,9 @@ class Run:
         observed.config, observed.folder, observed.start = TrainConfig(**settings), path, start
         num_policies = observed.config.num_policies
         sizes = {"num_workers": 2, "num_agents": 1, "num_envs": 4, "num_policies": num_policies, "dataset_size": 2048}
-        observed.plan = SimpleNamespace(lag_bound=77, hogwild=hogwild, replay=None, **sizes)
+        kind = {"hogwild": hogwild, "replay": None, "steps_tensors": False, "has_slot_pools": False}
+        observed.plan = SimpleNamespace(lag_bound=77, **kind, **sizes)
+        observed.spec = SimpleNamespace(frames_per_step=frames_per_step)
         self.monitor = Monitor(
             observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
         )
@@ -184,11 +187,10 @@ def test_a_report_has_the_processor_time_since_the_report_before():
 
 
 @pytest.mark.parametrize(
-    ("env", "kwargs", "frames"),
-    [("ALE/Pong-v5", {}, 4096), ("ALE/Pong-v5", {"frameskip": 2}, 2048), ("Pendulum-v1", {}, None)],
+    ("env", "frames_per_step", "frames"), [("ALE/Pong-v5", 4, 4096), ("a:pong", 2, 2048), ("Pendulum-v1", 1, None)]
 )
-def test_frames_of_a_game_are_a_figure_of_their_own(tmp_path, env, kwargs, frames):
-    run = Run(tmp_path, env=env, env_kwargs=kwargs)
+def test_frames_of_a_game_are_a_figure_of_their_own(tmp_path, env, frames_per_step, frames):
+    run = Run(tmp_path, env=env, frames_per_step=frames_per_step)
     run.at(1, learner(1024))
     run.at(6)
     (record,) = run.records

@@ -16,7 +16,7 @@ from tensor_groups import CPU, NUM_ENVS, NumberedSentinel, sentinels, tensor_gro
 from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.envs.spaces import read_spec
-from asyncrl.on_device.evaluation import EvaluatingGroup
+from asyncrl.modes.tensors.evaluation import EvaluatingGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 

@@ -21,10 +21,10 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.models.factory import make_acting_model
+from asyncrl.modes.tensors import evaluation as evaluation_module
+from asyncrl.modes.tensors.env_group import EpisodeEnds
+from asyncrl.modes.tensors.evaluation import EvaluatingGroup, SimulatorEvaluation
 from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
-from asyncrl.on_device import evaluation as evaluation_module
-from asyncrl.on_device.env_group import EpisodeEnds
-from asyncrl.on_device.evaluation import EvaluatingGroup, SimulatorEvaluation
 from asyncrl.policy import load_policy
 
 NUM_EVAL, ROLLOUT, NUM_TRAJECTORIES = 2, 9, 12

@@ -15,12 +15,13 @@ from host_reads import HostReads
 from run_helper import FinishedRun, run
 from torch import Tensor
 
-from asyncrl.learner import on_policy, update_runner
-from asyncrl.learner.array_update import ArrayUpdate
+from asyncrl.learner import update_runner
+from asyncrl.learner.fast import choose_step
+from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
-from asyncrl.on_device.env_group import TensorEnvGroup, TensorStep
-from asyncrl.on_device.worker import DeviceReplayWorker, DeviceWorker
+from asyncrl.modes.tensors.env_group import TensorEnvGroup, TensorStep
+from asyncrl.modes.tensors.worker import DeviceReplayWorker, DeviceWorker
 
 TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_per_worker": 16, "keep_checkpoints": 1}
 
@@ -52,7 +53,7 @@ def test_an_iteration_of_on_policy_training_reads_five_times(
 ) -> None:
     if settings.get("use_rnn"):  # without graphs the host reads the lengths of sequences
         monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
-        monkeypatch.setattr(on_policy, "makes_graphs", lambda *args: True)
+        monkeypatch.setattr(choose_step, "makes_graphs", lambda *args: True)
     settings = {"rollout": 8, "batch_size": 32, "num_batches_per_epoch": 4, "num_epochs": 3, **settings}
     env = "tensor_envs:TensorCartPole-v0"
     reads, finished = trained(
@@ -62,7 +63,7 @@ def test_an_iteration_of_on_policy_training_reads_five_times(
     assert num_datasets == 10
     num_with_ends = reads.places.pop("env_group.record_ends")
     assert 0 < num_with_ends <= num_datasets, "one transfer for all episodes of a trajectory"
-    decisions = reads.places.pop("on_policy._exceeds_target_kl", 0)
+    decisions = reads.places.pop("ppo.exceeds_target_kl", 0)
     num_decisions = settings["num_epochs"] - 1 if settings.get("target_kl") else 0
     assert decisions == num_datasets * num_decisions, "one after each pass but the last"
     num_sizes = num_datasets * settings["num_epochs"] if settings.get("use_rnn") else 0

@@ -23,8 +23,8 @@ from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import make_acting_model
-from asyncrl.on_device.replay import DeviceReplay
-from asyncrl.on_device.worker import WAIT_S, DeviceReplayWorker
+from asyncrl.modes.tensors.replay import DeviceReplay
+from asyncrl.modes.tensors.worker import WAIT_S, DeviceReplayWorker
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 SPEC = read_spec(NumberedSentinel(0), "Sentinels")

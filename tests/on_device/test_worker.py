@@ -16,8 +16,8 @@ from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.on_device.env_group import TensorEnvGroup
-from asyncrl.on_device.worker import DeviceWorker
+from asyncrl.modes.tensors.env_group import TensorEnvGroup
+from asyncrl.modes.tensors.worker import DeviceWorker
 
 CPU = torch.device("cpu")
 CART_POLE = EnvSpec("CartPole", vector_observation(4), DiscreteAction(2, 0), None)

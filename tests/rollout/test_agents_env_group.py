@@ -10,8 +10,10 @@ from typing import Any
 import agent_envs
 import numpy as np
 import pytest
+import torch
 from small_runs import FakeActions, Remembering, planned, small_arena
 
+from asyncrl.algorithms.losses import gae
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv, as_agents_env
@@ -145,7 +147,50 @@ def test_an_agent_in_lists_that_is_not_active_waits() -> None:
 def test_without_a_final_observation_the_last_step_before_a_truncation_is_lost() -> None:
     filled = Filled([agent_envs.Listed(ends_by_truncation=True)], rollout=8)
     assert filled.marks(0) == "aaaaa|.aa"
-    assert filled.marks(1) == "awawa|.aw"
+    assert filled.marks(1) == "awaw|..aw"  # it waits at the cut
+
+
+class LosesAStep(agent_envs.PaidTurns):
+    """Its sixth move of a game pays an amount that is not a number, so that step is dropped and the game is reset."""
+
+    def step(self, action: int | None) -> None:
+        super().step(action)
+        if self.num_moves == 6:
+            self.rewards["agent_1"] = float("nan")
+
+
+PAID_TURNS: dict[str, Callable[[], Any]] = {
+    "turns": agent_envs.PaidTurns,
+    "turns_and_the_last_mover_stays_selected": lambda: agent_envs.PaidTurns("mover"),
+    "turns_and_the_first_that_ended_is_selected": lambda: agent_envs.PaidTurns("first"),
+    "at_once_and_without_observations": agent_envs.PaidTurnsAtOnce,
+    "lists_with_is_active": agent_envs.PaidTurnsInLists,
+    "a_dropped_step": LosesAStep,
+}
+
+
+@pytest.mark.parametrize("kind", PAID_TURNS)
+@pytest.mark.parametrize("rollout", [11, 24])
+def test_an_agent_that_waits_when_its_episode_is_truncated_leaves_its_exact_values_alone(
+    kind: str, rollout: int
+) -> None:
+    filled = Filled([PAID_TURNS[kind]()], rollout=rollout, num_slots=3, renewed=[PAID_TURNS[kind]()])
+    gamma, num_samples = 0.9, np.zeros(3)
+    exact = np.append(agent_envs.PaidTurns.pay.sum(1) / (1.0 - gamma), 1e6)  # the last is of what one sees that waits
+    for slot in range(3):
+        fields = (filled.slots.reward, filled.slots.terminated, filled.slots.truncated, filled.slots.valid)
+        reward, terminated, truncated, valid = (torch.tensor(field[slot]) for field in fields)
+        values = torch.tensor(exact[filled.slots.obs[slot].argmax(-1)], dtype=torch.float32)
+        idle = torch.tensor(filled.slots.idle[slot])
+        estimates = gae(reward, values, terminated, truncated, valid, gamma, 0.95, idle)
+        torch.testing.assert_close(estimates.returns[valid], values[:-1][valid], rtol=1e-4, atol=1e-4)
+        num_samples += valid.sum(0).numpy()
+    assert (num_samples > rollout // 4).all()
+
+
+def test_the_agent_whose_turn_it_is_when_the_game_is_truncated_keeps_its_last_action() -> None:
+    filled = Filled([agent_envs.PaidTurns()], rollout=8)
+    assert [filled.marks(column) for column in range(3)] == ["awwaww|..", "wawwaww|.", "wwaww|.w."]
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -482,7 +482,7 @@ def test_an_environment_that_exits_has_failed(fails_in: str) -> None:
     run = Filled([Exits([*script(TERMINATED), *ending])], rollout=2, renewed=[ScriptedEnv(script(GO))])
     failures = run.group.failures.take()
     assert failures.num_failures == 1
-    assert f"environment 40 failed in {fails_in} at its step 1\n" in failures.warnings[0]
+    assert f"environment 40 failed in {fails_in} at its step 1;" in failures.warnings[0]
     assert failures.warnings[0].count("SystemExit") == 1
 
 
@@ -491,9 +491,10 @@ def test_an_interrupt_is_no_failure_of_the_environment() -> None:
         Filled([ScriptedEnv([*script(TERMINATED), KeyboardInterrupt()])], rollout=2, renewed=[ScriptedEnv([])])
 
 
-def test_a_failure_before_the_first_finished_episode_ends_the_run() -> None:
-    with pytest.raises(EnvironmentCallFailed, match="environment 40 failed in step at its step 1") as caught:
-        Filled([ScriptedEnv([*script(GO), BROKEN])], rollout=3, renewed=[ScriptedEnv([])])
+def test_what_fails_in_the_same_way_at_once_ends_the_run_before_the_first_finished_episode() -> None:
+    renewed = [ScriptedEnv([*script(GO), BROKEN]), ScriptedEnv([*script(GO), BROKEN])]
+    with pytest.raises(EnvironmentCallFailed, match="environment 40 failed in step") as caught:
+        Filled([ScriptedEnv([*script(GO), BROKEN])], rollout=8, renewed=renewed)
     assert caught.value.__cause__ is BROKEN
 
 

@@ -74,9 +74,7 @@ def test_an_environment_that_fails_again_and_again_ends_the_run_with_what_was_le
     command, code, _, err = train(start, *unreliable(every=12), *flags, "--max_env_failures=9")
     assert code == 3, err
     assert "failed 10 times within 600 s, --max_env_failures=9 allows 9" in err
-    first, last = err.split("the last failure: ")
-    assert "the first failure: " in first
-    assert FAILED in first and FAILED in last
+    assert err.count(FAILED) == 1
     assert command.summary()["status"] == "failed"
     assert checkpoint.load(command.checkpoint()).model
 

@@ -159,8 +159,6 @@ def test_a_wrong_draw_of_a_function_is_one_sentence(tmp_path: Path) -> None:
         (("--num_policies=2", "--policy_mapping=shared"), "so set --policy_mapping=by_space"),
         (("--num_policies=2", "--policy_mapping=independent"), "set --num_policies=3"),
         (("--num_policies=3", "--policy_mapping=agent_envs:seldom_the_second"), "set --num_policies=4"),
-        (("--self_play=True",), "--self_play=True needs agents with the same spaces"),
-        (("--num_policies=2", "--with_pbt=True"), "--with_pbt=True needs agents with the same spaces"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], text: str) -> None:

@@ -24,6 +24,7 @@ from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
+from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.update_runner import UpdateRunner
@@ -137,7 +138,7 @@ def test_updates_as_graphs_equal_plain_ones(spec: EnvSpec, precision: Any, memor
         assert found == pytest.approx(expected, rel=1e-2, abs=1e-3)
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-3, atol=1e-4)
     assert graphed.notice is None
-    assert graphed._graphed_step is not None and graphed._graphed_step.runner.makes_graphs
+    assert isinstance(graphed._step, GraphedStep) and graphed._step.runner.makes_graphs
 
 
 def test_inference_whose_graph_fails_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

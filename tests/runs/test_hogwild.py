@@ -101,10 +101,10 @@ def test_a_policy_answers_an_image(algo: str, num_steps: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("mode", "hogwild_mode"),
-    [("serial", "shared"), ("async-local", "shared"), ("async-local", "synced"), ("async-local", "gradients")],
+    [("serial", "shared"), ("async-local", "shared"), ("async-local", "synced")],
 )
 def test_sac_finds_values_and_actions_with_two_workers(mode: str, hogwild_mode: str, tmp_path: Path) -> None:
-    own = {"backend": "hogwild", "hogwild_mode": hogwild_mode, "num_gradients_to_combine": 1}
+    own = {"backend": "hogwild", "hogwild_mode": hogwild_mode}
     settings = {**SAC, **GREEDY, **own, "num_envs_per_worker": 1}
     endless = run(tmp_path / "endless", mode, "EndlessReward", **settings, env_kwargs={"terminates": False})
     assert values(endless, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.4)

@@ -17,6 +17,7 @@ from command import Command
 from killing import pids
 from run_helper import FinishedRun, run
 
+import asyncrl
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationReport, RolloutReport
 from asyncrl.policy import Policy, load_policy
@@ -61,6 +62,43 @@ def test_policies_with_opposite_rewards_learn_the_opposite(tmp_path: Path, mode:
         # Each row was acted by the policy that trains on it, with the weights that it has now.
         assert first_ratios(finished) < 1e-4
         assert finished.largest_lag == 0
+
+
+class TakeOver(asyncrl.Observer):
+    """Lets the second policy continue with the weights of the first, once, and stops the run a while later."""
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+
+    def on_record(self, run: asyncrl.Run, record: Any) -> None:
+        if self.at is None:
+            self.at = record.env_steps
+            run.take_over(1, 0)
+        elif record.env_steps > self.at + 1000:
+            run.stop()
+
+
+@pytest.mark.parametrize("mode", ["serial", "async"])
+def test_an_observer_gives_a_policy_the_weights_of_another_one(tmp_path: Path, mode: str) -> None:
+    config = asyncrl.TrainConfig(
+        env="agent_envs:take_turns",
+        num_policies=2,
+        policy_mapping="random",
+        num_workers=2,
+        learning_rate=0.0,
+        train_for_env_steps=10**6,
+        train_dir=str(tmp_path),
+        experiment="run",
+        serial_mode=mode == "serial",
+        async_rl=mode == "async",
+        report_every_s=0.1,
+        with_tensorboard=False,
+        **GAMES,
+    )
+    folder = asyncrl.Trainer(config, callbacks=[TakeOver()]).run().folder
+    paths = [checkpoint.latest(policy_folder(folder / "checkpoints", idx)) for idx in range(2)]
+    first, second = (checkpoint.load(path).model for path in paths if path is not None)
+    assert torch.equal(first["policy_head.weight"], second["policy_head.weight"])
 
 
 @pytest.mark.parametrize("use_rnn", [False, True])

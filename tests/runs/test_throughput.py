@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from asyncrl.analysis.records import STEPS, read_records
-from asyncrl.config.checks import find_problems
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.warnings import find_warnings
+from asyncrl.modes.choice import find_problems
 from asyncrl.run.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

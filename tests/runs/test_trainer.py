@@ -262,7 +262,6 @@ def test_paths_and_a_single_callback_may_be_given_as_they_are(tmp_path: Path) ->
     config = TrainConfig(env="CartPole-v1", experiment="first", **settings)
     first = Trainer(config, noting, preset="none").run()
     assert first.folder == tmp_path / "runs" / "first" and len(noting.of("end")) == 1
-    assert TrainConfig(pbt_shared_dir=tmp_path).pbt_shared_dir == str(tmp_path)
     other = TrainConfig(env="CartPole-v1", init_from=first.folder, **settings)
     assert other.init_from == str(first.folder)
     assert Path(str(Trainer(other, preset="none").run().config.init_from)).is_relative_to(first.folder)
@@ -278,7 +277,8 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     assert preset.config.batch_size == 64
     noting = Noting()
     again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [noting]).run()
-    resumes, changes = [text for text in noting.of("message") if not text.startswith("warning: ")]
+    named, resumes, changes = [text for text in noting.of("message") if not text.startswith("warning: ")]
+    assert named.startswith("preset none: a resumed run keeps its settings; --preset=NAME chooses one: ")
     assert resumes == f"Resuming from {preset.summary.checkpoint} ({preset.summary.env_steps:,} steps)."
     assert changes == "Settings that change for this run from now on:\n  train_for_env_steps: 256 -> 20000"
     assert again.config.batch_size == 64
@@ -286,7 +286,7 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     assert [record.env_steps for record in again.records] == sorted(record.env_steps for record in again.records)
     told = Noting()
     done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [told]).run()
-    (_, said) = told.of("message")  # behind a warning
+    said = told.of("message")[-1]  # behind the preset and a warning
     assert said == f"Nothing to do: the run already has {done.nothing_to_do}."
     assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
     assert done.nothing_to_do is not None
@@ -341,6 +341,40 @@ def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_s
         assert [path for folder in folders for path in folder.iterdir()] == [], "no process was started"
     else:
         assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("event", ["start", "record", "end"])
+def test_a_pruned_trial_of_optuna_is_raised_as_what_it_is_after_the_run_has_stopped(
+    tmp_path: Path, mode: dict[str, Any], event: str
+) -> None:
+    optuna = pytest.importorskip("optuna")
+
+    def prune(run: asyncrl.Run, _: Any) -> None:
+        raise optuna.TrialPruned("not good enough")
+
+    pruning = Noting(**{event: prune})
+    with pytest.raises(optuna.TrialPruned, match="not good enough"):
+        train(tmp_path, pruning, **mode, experiment="run", train_for_env_steps=10**8 if event != "end" else 500)
+    assert len(pruning.of(event)) == 1, "it is not called again"
+    status = json.loads((tmp_path / "run" / "summary.json").read_text())["status"]
+    assert status == ("completed" if event == "end" else "stopped")
+
+
+def test_a_study_goes_on_after_a_trial_that_a_callback_has_pruned(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+
+    def objective(trial: Any) -> float:
+        def prune(run: asyncrl.Run, _: Any) -> None:
+            if trial.number == 0:
+                raise optuna.TrialPruned
+
+        settings = {"serial_mode": True, "async_rl": False, "train_for_env_steps": 500}
+        return train(tmp_path, Noting(episode=prune), **settings).summary.num_episodes
+
+    study = optuna.create_study()
+    study.optimize(objective, n_trials=2)
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
 
 
 def test_an_observer_that_calls_exit_ends_the_run_as_any_other(tmp_path: Path) -> None:

@@ -249,13 +249,13 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
         ("{", "not JSON"),
         ("[]", "no format_version"),
         (json.dumps(manifest | {"format_version": 99}), "format version 99"),
-        (json.dumps({"format_version": 2, "sha256": {}}), "format version 2, but this asyncrl reads version 3"),
+        (json.dumps({"format_version": 3, "sha256": {}}), "format version 3, but this asyncrl reads version 4"),
         (json.dumps(manifest), "has no SHA256SUMS"),
     ):
         (path / "state.json").write_text(text)
         with pytest.raises(CheckpointError, match=problem):
             checkpoints.load(path)
-    text = json.dumps({"format_version": 3})
+    text = json.dumps({"format_version": 4})
     (path / "state.json").write_text(text)
     (path / "SHA256SUMS").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  state.json\n")
     with pytest.raises(CheckpointError, match="lacks env_steps, state"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.observations import ObservationCodec
+from asyncrl.runtime.lifeline import end_with, kill_group
 from asyncrl.runtime.processes import process_context
 from asyncrl.runtime.run_folder import replacing
 
@@ -154,24 +156,32 @@ def measure_pure_simulation(
     """
     context = process_context()
     pipes = [context.Pipe() for _ in range(num_workers)]
+    lifelines = [socket.socketpair() for _ in range(num_workers)]
     processes = []
     for worker_idx, (_, child) in enumerate(pipes):
         player = _Player(config, worker_idx * num_envs_per_worker, num_envs_per_worker, recording, is_vectorized)
-        arguments = (child, player, warm_up_s, seconds)
+        arguments = (lifelines[worker_idx], child, player, warm_up_s, seconds)
         processes.append(context.Process(target=_simulate, args=arguments, daemon=True))  # type: ignore[attr-defined]
     for process in processes:
         process.start()
     try:
-        for parent, child in pipes:
+        for (parent, child), (childs_lifeline, _) in zip(pipes, lifelines, strict=True):
             child.close()
+            childs_lifeline.close()
             _receive(parent)
         for parent, _ in pipes:
             parent.send("go")
-        return sum(float(_receive(parent)) for parent, _ in pipes)
-    finally:
-        for (parent, _), process in zip(pipes, processes, strict=True):
-            parent.close()
+        total = sum(float(_receive(parent)) for parent, _ in pipes)
+        for process in processes:
             process.join(5.0)
+        return total
+    finally:
+        for (parent, _), lifeline, process in zip(pipes, lifelines, processes, strict=True):
+            parent.close()
+            for end in lifeline:
+                end.close()
+            assert process.pid is not None
+            kill_group(process.pid)  # what its environments have left
             process.kill()
             process.join()
             process.close()
@@ -255,7 +265,10 @@ class _Player:
                 yield
 
 
-def _simulate(pipe: Connection, player: _Player, warm_up_s: float, seconds: float) -> None:
+def _simulate(
+    lifeline: tuple[socket.socket, socket.socket], pipe: Connection, player: _Player, warm_up_s: float, seconds: float
+) -> None:
+    end_with(*(end.detach() for end in lifeline))
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)

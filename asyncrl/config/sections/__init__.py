@@ -1,0 +1,1 @@
+"""The settings of a run by subject. Each class is a part of `asyncrl.config.schema.TrainConfig`."""

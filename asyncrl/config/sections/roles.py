@@ -1,0 +1,56 @@
+"""Settings: how the roles work together, and where."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from asyncrl.config.sections.section import Section, section
+from asyncrl.config.value_types import AutoPositiveInt, NonNegativeFloat
+
+_roles = section("roles")
+
+
+class RoleSettings(Section):
+    """How the roles work together, and where."""
+
+    async_rl: bool = _roles(
+        True, "collect samples while training (True), or collect and train in turn (False)", backend=("actor_learner",)
+    )
+    serial_mode: bool = _roles(False, "run everything in one process, for debuggers; repeatable to the bit on a CPU")
+    num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes on this machine")
+    num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
+    worker_num_splits: AutoPositiveInt = _roles(
+        "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
+    )
+    inference_mode: Literal["auto", "local", "central"] = _roles(
+        "auto",
+        "where actions are computed: in each rollout worker, or by inference workers in batches",
+        serial_mode=(False,),
+    )
+    num_inference_workers: AutoPositiveInt = _roles(
+        "auto",
+        "inference worker processes (central inference); auto is one for each of --inference_devices",
+        inference_mode=("central",),
+    )
+    inference_max_wait_ms: NonNegativeFloat = _roles(
+        0.3, "longest wait in ms of an inference worker for a full batch", inference_mode=("central",)
+    )
+    device: str = _roles("auto", "device of learner and central inference: auto, cpu, cuda or cuda:N")
+    learner_device: str = _roles(
+        "auto", "device of the learner alone; auto is that of --device", backend=("actor_learner",)
+    )
+    inference_devices: tuple[str, ...] = _roles(
+        (), "devices of inference workers, assigned in turn; [] is --device", inference_mode=("central",)
+    )
+    precision: Literal["auto", "float32", "bf16"] = _roles(
+        "auto",
+        "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
+        "and TD3 where the hardware computes it faster, otherwise float32",
+    )
+    compile: Literal["auto", "off", "cuda_graph"] = _roles(
+        "auto",
+        "run each update, and each batch of central inference, as one CUDA graph (cuda_graph); auto is cuda_graph on a "
+        "CUDA device, but for updates of several ranks, and off on a CPU",
+        backend=("actor_learner",),
+    )
+    learner_threads: AutoPositiveInt = _roles("auto", "CPU threads of the learner")

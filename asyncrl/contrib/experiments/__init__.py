@@ -1,0 +1,13 @@
+"""Many runs: a grid of settings (`launch`), and the search for good ones (`sweep`).
+
+    grid.yaml --grid--> planned runs --launch--> core sets --> python -m asyncrl.train, evaluate --> results
+                                   `--job_files--> files for Slurm or Kubernetes
+
+    search space --study (Optuna)--> trial --sweep--> core sets --> python -m asyncrl.train
+                     ^                                                | metrics.jsonl
+                     +-------- evaluations so far, objective <--------+
+    best trials --final test, fresh seeds--> core sets --> table, importances, settings as a file
+
+Each run is an ordinary run in a folder of its own, made by a subprocess that ends with this process (`core_sets`). All
+state is in files, so the same command continues what was stopped or killed.
+"""

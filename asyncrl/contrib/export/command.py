@@ -1,0 +1,79 @@
+"""`python -m asyncrl.export`: writes a trained policy to one file that runs without asyncrl.
+
+    python -m asyncrl.export --experiment=NAME --format=onnx
+
+The file takes observations and returns actions, both in the environment's form: `asyncrl.contrib.export.exported` has
+all inputs and outputs. It is checked against the policy before the command ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, NonNegativeInt
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.hooks import hooks
+from asyncrl.config.value_types import GivenPath
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
+
+_FORMATS = hooks("FORMATS")
+if TYPE_CHECKING:
+    _Format = str
+else:
+    _Format = Literal[tuple(_FORMATS)]
+_DESCRIPTION = "Write a trained policy to one file that runs without asyncrl."
+_EXAMPLES = (
+    "python -m asyncrl.export --experiment=my_run --checkpoint=best",
+    "python -m asyncrl.export --checkpoint=train_dir/my_run/checkpoints/best --format=torch_export --out=policy.pt2",
+)
+
+
+class _Options(BaseModel):
+    experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
+    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+    checkpoint: str = option(
+        "newest",
+        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
+        "--experiment [default newest]",
+    )
+    policy: NonNegativeInt = option(0, "which of several policies [default 0]")
+    format: _Format = option("onnx", "onnx (needs the extra export) or torch_export [default onnx]")
+    out: GivenPath | None = option(None, "the file [default policy.onnx or policy.pt2 in the working directory]")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 2 for a user's mistake, 1 if file and policy differ."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    flags = option_flags(_Options)
+    if {"--help", "-h"} & set(arguments):
+        print(format_help("python -m asyncrl.export --experiment=NAME", _DESCRIPTION, {}, flags, _EXAMPLES))
+        return 0
+    texts, wrong = split_flags(arguments, {}, flags)
+    options, refused = parse_options(_Options, texts)
+    problems = [problem.text for problem in wrong] + refused
+    try:
+        if options is None or problems:
+            raise UsageError("\nerror: ".join(problems))
+        path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir, options.policy)
+        out = options.out or Path(f"policy{_FORMATS[options.format][1]}")
+
+        # Imports torch, which takes a second: mistakes of the user are reported before.
+        from asyncrl.policy import ExportDiffers, load_policy
+
+        policy = load_policy(path)
+        try:
+            difference = policy.export(out, options.format)
+        except ExportDiffers as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    except (UsageError, checkpoints.CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}", flush=True)
+    return 0

@@ -1,0 +1,1 @@
+"""Runs on the Hugging Face Hub: `asyncrl push`, `asyncrl pull`, and `hf://user/name` where a run is named."""

@@ -1,0 +1,1 @@
+"""The ranks of one run as the tasks of a Spark job: `asyncrl.contrib.spark.job.train`."""

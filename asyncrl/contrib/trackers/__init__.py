@@ -1,0 +1,1 @@
+"""Experiment trackers beside Weights & Biases: MLflow, Trackio, Comet. A library is imported when a run starts."""

@@ -1,0 +1,71 @@
+"""A replay in stripes, a ring of rows for each split: SAC, TD3 and DQN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from asyncrl.buffers.arena import ArraySpec
+from asyncrl.buffers.layout import SharedSizes
+from asyncrl.buffers.replay import replay_specs, rows_per_stripe
+from asyncrl.config.errors import Problem
+from asyncrl.config.hooks import load
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
+from asyncrl.config.replay_checks import replay_problems
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.modes.mode import MORE_MEMORY, Mode, SamplesAtOnce
+
+
+def replay_of(plan: ResourcePlan) -> ReplayPlan:
+    """The replay of a plan that has one."""
+    assert plan.replay is not None
+    return plan.replay
+
+
+def _problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    return replay_problems(config, replay_of(plan), plan)
+
+
+def _replay_too_large(plan: ResourcePlan, needed: int, free: int, memory: str) -> Problem:
+    """The problem of a replay that does not fit into memory."""
+    size = replay_of(plan).size
+    text = f"A replay of {size} environment steps needs {memory}"
+    fitting = max(1, int(size * free * 0.9 / needed))
+    return Problem(("replay_size",), text, (f"--replay_size={fitting}", MORE_MEMORY))
+
+
+def _batch_at_once(plan: ResourcePlan) -> SamplesAtOnce:
+    """The rows of one batch."""
+    smaller = ("--batch_size=32",) if plan.batch_size > 32 else ()
+    return SamplesAtOnce("One batch", plan.batch_size, smaller)
+
+
+def is_past_warm_up(plan: ResourcePlan, env_steps: int, num_learners: int | None = None) -> bool:
+    """Whether each learner, by default one for each rank, has had the environment steps of its first update."""
+    num_learners = plan.num_ranks if num_learners is None else num_learners
+    steps = num_learners / replay_of(plan).updates_per_env_step
+    return env_steps - replay_of(plan).warmup_env_steps >= steps + plan.num_envs * num_learners
+
+
+def _arrays(
+    spec: EnvSpec, plan: ResourcePlan, num_weights: Sequence[int], shared: SharedSizes | None
+) -> list[ArraySpec]:
+    replay = replay_of(plan)
+    layout = (plan.num_splits, plan.envs_per_split, replay.size)
+    specs = replay_specs(spec, *layout, replay.is_prioritized, plan.rnn_state_size)
+    if replay.kind.arrays is None:
+        return specs
+    rows = (plan.num_splits, rows_per_stripe(*layout), plan.envs_per_split)
+    return [*specs, *load(replay.kind.arrays)(replay.kind.num_values, spec, rows)]
+
+
+REPLAY = Mode(
+    applies=lambda plan: plan.replay is not None,
+    find_problems=_problems,
+    arrays=_arrays,
+    memory_problem=_replay_too_large,
+    samples_at_once=_batch_at_once,
+    is_past_warm_up=is_past_warm_up,
+    roles="asyncrl.modes.replay.roles:ReplayRoles",
+    trains_in_datasets=False,
+)

@@ -1,0 +1,65 @@
+"""The roles of learning from a replay in stripes.
+
+    rollout worker --rows--> its stripes --sampled batches--> learner --published weights--> whoever acts, evaluation
+
+With central inference the acting policy answers in a mailbox of one action for each environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.inference_buffer import InferenceBuffer
+from asyncrl.buffers.messages import Waker
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.config.algorithms import imported
+from asyncrl.learner.worker import LearnerWorker
+from asyncrl.modes.learner_parts import LearnerParts, build_replay_loop
+from asyncrl.modes.replay.mode import replay_of
+from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
+from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.rollout.worker import ReplaySplit, ReplayWorker
+from asyncrl.run.setup import RunSetup
+from asyncrl.runtime.checkpoint import load
+from asyncrl.runtime.own_settings import with_own_settings
+
+
+class ReplayRoles(Roles):
+    """Workers that write rows into their stripes, and a learner that samples them."""
+
+    def prepare(self, setup: RunSetup) -> None:
+        if setup.resume_from is not None:
+            replay = load(setup.resume_from, with_replay=True).replay
+            if replay is not None:
+                _stripes(setup).restore(replay)
+
+    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
+        return ReplayStripes(arena)
+
+    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
+        phases = PhaseTimer()
+        actions = self.actions(setup, worker_idx, server, phases)
+        groups, stripes = build_env_groups(setup, worker_idx), _stripes(setup)
+        if setup.steps_at_restart is not None:
+            for split_idx in groups:
+                stripes.close_episodes(split_idx)
+        make_split = imported(replay_of(setup.plan).kind.split)
+        writers: list[ReplaySplit] = [
+            make_split(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()
+        ]
+        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(setup.arena), learners[0], setup.control, phases)
+
+    @with_own_settings
+    def learner(
+        self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
+    ) -> tuple[LearnerWorker, Exchange | None]:
+        parts = LearnerParts.begin(setup)
+        loop, _ = build_replay_loop(parts, replay_of(setup.plan), _stripes(setup), waker, workers)
+        return parts.worker(loop), None
+
+
+def _stripes(setup: RunSetup) -> ReplayStripes:
+    """The replay of a run, of its kind."""
+    stripes: ReplayStripes = imported(replay_of(setup.plan).kind.stripes)(setup.arena)
+    return stripes

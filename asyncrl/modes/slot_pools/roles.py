@@ -1,0 +1,96 @@
+"""The roles of several policies, or of one and its frozen opponents: splits own their slots, and nobody grants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.inference_buffer import InferenceBuffer
+from asyncrl.buffers.layout import trajectory_fields
+from asyncrl.buffers.messages import IndexRing, Waker
+from asyncrl.buffers.slot_pool import SlotPool
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.envs.factory import acting_seed
+from asyncrl.learner.policy_rows import PolicyRows
+from asyncrl.learner.policy_source import PolicySource
+from asyncrl.learner.worker import LearnerWorker
+from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting_policies import ActingPolicies
+from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
+from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
+from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.rollout.worker import PooledRolloutWorker, Split
+from asyncrl.run.setup import RunSetup
+from asyncrl.runtime.own_settings import with_own_settings
+
+
+class SlotPoolRoles(Roles):
+    """Workers whose columns are played by several policies, and a learner for each policy that trains."""
+
+    def prepare(self, setup: RunSetup) -> None:
+        TrajectorySlots(setup.arena).reset()
+
+    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
+        return TrajectorySlots(arena)
+
+    @with_own_settings
+    def acting_policy(
+        self, setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer
+    ) -> ActingPolicy | ActingPolicies:
+        """All policies and opponents of actor number `actor_idx`."""
+        plan = setup.plan
+        setups = [setup.of_policy(idx) for idx in range(plan.num_policies)]
+        setups += [setup.of_opponent(number) for number in range(plan.num_opponents)]
+        policies = [
+            super(SlotPoolRoles, self).acting_policy(each, device, actor_idx * len(setups) + idx, phases)
+            for idx, each in enumerate(setups)
+        ]
+        seed = acting_seed(setup.seed, actor_idx, setup.seed_steps)
+        slots = TrajectorySlots(setup.arena)
+        return ActingPolicies([each for each in policies if isinstance(each, ActingPolicy)], slots, seed, phases)
+
+    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
+        arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
+        actions = self.actions(setup, worker_idx, server, phases)
+        groups, slots = build_env_groups(setup, worker_idx), TrajectorySlots(arena)
+        splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
+        pools = [SlotPool(arena, slots, plan, split_idx) for split_idx in groups]
+        weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
+        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, weights, phases)
+
+    @with_own_settings
+    def learner(
+        self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
+    ) -> tuple[LearnerWorker, Exchange | None]:
+        parts = LearnerParts.begin(setup)
+        source = _build_policy_source(setup, workers)
+        loop = build_trajectory_loop(parts, parts.on_policy_learner(), source, source, look)
+        return parts.worker(loop), source
+
+
+def _build_policy_source(setup: RunSetup, workers: Sequence[Waker]) -> PolicySource:
+    arena, plan, slots = setup.arena, setup.plan, TrajectorySlots(setup.arena)
+    assert slots.filled is not None
+    own_rows = {field.name: field.row_shape for field in trajectory_fields(setup.spec, plan.rnn_state_size)}
+    rows = PolicyRows(
+        policy_idx=setup.policy_idx or 0,
+        slots=slots,
+        columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
+        num_datasets=plan.num_batches_to_accumulate,
+        recurrence=plan.recurrence,
+        max_policy_lag=plan.max_policy_lag,
+        steady_lag_bound=plan.steady_lag_bound,
+        row_shapes=own_rows,
+    )
+    return PolicySource(
+        rows=rows,
+        filled=slots.filled,
+        taken=arena.words("taken"),
+        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
+        workers=workers,
+        slots_per_worker=plan.worker_num_splits * plan.slots_per_split,
+        is_async=plan.async_rl,
+    )

@@ -1,0 +1,1 @@
+"""Trajectories in slots that one learner grants."""

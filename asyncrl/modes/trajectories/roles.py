@@ -1,0 +1,69 @@
+"""The roles of trajectories in slots that one learner grants.
+
+rollout worker --requests--> inference worker        (central inference only)
+rollout worker <--actions--- inference worker
+rollout worker --ready slots--> learner --granted slots--> rollout worker
+learner --published weights--> whoever acts, evaluation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.inference_buffer import InferenceBuffer
+from asyncrl.buffers.messages import IndexRing, Waker
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.learner.dataset import Batcher, DeviceSlots
+from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
+from asyncrl.learner.worker import LearnerWorker
+from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
+from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
+from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.rollout.worker import RolloutWorker, Split
+from asyncrl.run.setup import RunSetup
+from asyncrl.runtime.own_settings import with_own_settings
+
+
+class TrajectoryRoles(Roles):
+    """Workers that fill granted slots, and a learner that trains on them and grants them again."""
+
+    def prepare(self, setup: RunSetup) -> None:
+        TrajectorySlots(setup.arena).reset()
+
+    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
+        return TrajectorySlots(arena)
+
+    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
+        arena, phases = setup.arena, PhaseTimer()
+        actions = self.actions(setup, worker_idx, server, phases)
+        groups, slots = build_env_groups(setup, worker_idx), TrajectorySlots(arena)
+        return RolloutWorker(
+            worker_idx=worker_idx,
+            splits=[Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()],
+            slots=slots,
+            granted=IndexRing(arena, f"granted.{worker_idx}"),
+            ready=IndexRing(arena, f"ready.{worker_idx}"),
+            learner=learners[0],
+            control=setup.control,
+            phases=phases,
+        )
+
+    @with_own_settings
+    def learner(
+        self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
+    ) -> tuple[LearnerWorker, Exchange | None]:
+        parts, arena, plan = LearnerParts.begin(setup), setup.arena, setup.plan
+        slots = TrajectorySlots(arena)
+        copies = DeviceSlots(slots, parts.device, arena) if parts.device.type == "cuda" else None
+        exchange = SlotExchange(
+            ledger=SlotLedger(slots, plan, copies),
+            ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
+            granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
+            workers=workers,
+            splits_per_worker=plan.worker_num_splits,
+            worker_deaths=setup.worker_deaths,
+        )
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
+        loop = build_trajectory_loop(parts, parts.on_policy_learner(), exchange, batcher, look)
+        return parts.worker(loop), exchange

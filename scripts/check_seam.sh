@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Whether each feature of asyncrl/contrib can be deleted: contracts, types, collection of the tests and a smoke set, in a
+# copy without its folder and its tests. With the argument `core` also the whole test suite, in a copy without all features.
+#
+#     scripts/check_seam.sh [core]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+place=$(mktemp -d "${TMPDIR:-/tmp}/asyncrl-seam-XXXXXX")
+trap 'rm -rf "$place"' EXIT
+smoke=(tests/test_command.py tests/modes tests/test_validate.py)
+
+copy_without() {
+    rm -rf "$place/copy"
+    mkdir "$place/copy"
+    git ls-files -z | tar --create --null --files-from=- | tar --extract --directory="$place/copy"
+    for name in "$@"; do
+        rm -r "$place/copy/asyncrl/contrib/$name" "$place/copy/tests/contrib/$name"
+    done
+    cd "$place/copy"
+}
+
+check() {
+    PYTHONPATH=$PWD "$python" -c "import asyncrl; assert asyncrl.__file__.startswith('$PWD'), asyncrl.__file__"
+    PYTHONPATH=$PWD "${python%/*}/lint-imports" >contracts.log || { cat contracts.log; exit 1; }
+    PYTHONPATH=$PWD "$python" -m mypy
+    PYTHONPATH=$PWD "$python" -m pytest --collect-only -q -n 0 >collection.log || { tail -20 collection.log; exit 1; }
+}
+
+names=()
+for folder in asyncrl/contrib/*/; do
+    [ -f "$folder/hooks.py" ] && names+=("$(basename "$folder")")
+done
+for name in "${names[@]}"; do
+    echo "+ without $name"
+    (copy_without "$name" && check && PYTHONPATH=$PWD "$python" -m pytest -q "${smoke[@]}")
+done
+echo "+ without ${names[*]}"
+(copy_without "${names[@]}" && check)
+if [ "${1:-}" = core ]; then
+    (copy_without "${names[@]}" && PYTHONPATH=$PWD "$python" -m pytest -q)
+fi
+echo "each of ${names[*]} can be deleted"

@@ -1,3 +1,0 @@
-"""The fixtures of these tests."""
-
-from pretending import pretends as pretends
