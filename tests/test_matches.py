@@ -130,5 +130,8 @@ def test_policies_of_one_environment_play_in_another_that_differs_in_nothing_the
     spec = read_spec(make_env("CartPole-v1"), "CartPole-v1")
     shaped = dataclasses.replace(spec, env_id="other", max_episode_steps=7, reward_shaping=(("bonus", 1.0),))
     assert same_spaces(spec, shaped)
-    assert same_spaces(spec, dataclasses.replace(spec, gives_tensors=True, computes_reward=True))
+    # What only the probe in training finds out.
+    found = {"made_of": "CartPole-v1", "keeps_spaces": False, "takes_training_info": True, "frames_per_step": 4}
+    found |= {"gives_tensors": True, "computes_reward": True, "is_vectorized": True, "resets_within_step": True}
+    assert same_spaces(spec, dataclasses.replace(spec, **found))
     assert not same_spaces(spec, dataclasses.replace(spec, action=DiscreteAction(5, 0)))

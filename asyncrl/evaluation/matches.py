@@ -5,7 +5,6 @@ If agents have different spaces, the policy plays all agents of its spaces, and 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -238,14 +237,6 @@ def load_players(policy: Policy, checkpoint: Path, device: str, seed: int) -> li
 
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
     """Whether policies of one environment can play in the other."""
-    irrelevant: dict[str, Any] = {
-        "env_id": "",
-        "max_episode_steps": None,
-        "is_vectorized": False,
-        "resets_within_step": False,
-        "gives_tensors": False,
-        "computes_reward": False,
-        "reward_shaping": (),
-    }
-    first, second = (dataclasses.replace(spec.kinds[0], **irrelevant) for spec in (one, other))
+    fields = ("observation", "action", "agents", "spaces", "of_agents")
+    first, second = ([getattr(spec.kinds[0], name) for name in fields] for spec in (one, other))
     return first == second
