@@ -35,8 +35,9 @@ from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
 from asyncrl.modes.choice import arena_specs
-from asyncrl.modes.hogwild.worker import OwnActions
+from asyncrl.modes.hogwild.worker import OwnActions, PrivateSlot
 from asyncrl.rollout import env_group
+from asyncrl.rollout.sinks import SlotSink
 from asyncrl.rollout.worker import Split
 
 _SLOT = 0
@@ -66,18 +67,15 @@ def make_collector(env: str) -> Callable[[bool], float]:
     actions = OwnActions(make_act(model, torch.device("cpu"), config.seed), slots, lambda: 0)
     envs = [gymnasium.make(env) for _ in range(plan.envs_per_split)]
     group = env_group.EnvGroup(envs, list(range(len(envs))), 0, spec, mapping="raw")
-    split = Split(0, group, slots, actions)
+    split = Split(0, group, SlotSink(0, group, slots, PrivateSlot(slots)), actions)
 
     def collect(is_supervised: bool) -> float:
-        slots.grant(_SLOT, 0)
-        split.begin(_SLOT)
+        split.begin()
         blind = mock.patch.object(env_group, "is_surely_finite", _looks_at_nothing)
         with contextlib.nullcontext() if is_supervised else blind:
             started = time.process_time()
-            while True:
-                num_steps, ready = split.advance()
-                if ready is not None:
-                    break
+            while split.place is not None:
+                num_steps = split.advance()
                 if is_supervised:
                     control.count_steps(0, num_steps)
                     control.count_turn(0)

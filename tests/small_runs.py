@@ -16,6 +16,9 @@ from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.modes.choice import arena_specs
+from asyncrl.rollout.env_group import HostEnvGroup
+from asyncrl.rollout.sinks import SlotSink
+from asyncrl.rollout.worker import ActionSource, Split
 
 BOX = EnvSpec("Box", vector_observation(2, "float64"), BoxAction((1,), (-0.5,), (0.5,), "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(2, "float64"), DiscreteAction(3, 0), None)
@@ -46,6 +49,35 @@ def fill(slots: TrajectorySlots, slot: int, version: int = 0, value: float = 0.0
     slots.valid[slot] = True
     slots.policy_version[slot] = version
     slots.chosen_at[slot] = 0.0
+
+
+class SlotFiller:
+    """Split 0 with these environments, which fills slots one after the other."""
+
+    def __init__(self, group: HostEnvGroup, slots: TrajectorySlots, actions: ActionSource) -> None:
+        self._next: int | None = None
+        self.split = Split(0, group, SlotSink(0, group, slots, self), actions)
+
+    def next_slot(self, split_idx: int) -> int | None:
+        return self._next
+
+    def complete(self, slot: int) -> None: ...
+
+    def begin(self, slot: int) -> None:
+        """Starts to fill a slot that this split may fill."""
+        self._next = slot
+        assert self.split.begin()
+
+    def finish(self) -> int:
+        """Fills the slot; returns the steps made."""
+        num_steps = 0
+        while self.split.place is not None:
+            num_steps += self.split.advance()
+        return num_steps
+
+    def fill(self, slot: int) -> int:
+        self.begin(slot)
+        return self.finish()
 
 
 class ScriptedEnv(gymnasium.Env[Any, Any]):

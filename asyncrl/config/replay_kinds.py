@@ -24,7 +24,7 @@ class ReplayKind:
             addition to those of the plain replay; None for no others.
         stripes: subclass of `asyncrl.buffers.replay.ReplayStripes`, which has these arrays.
         env_group: subclass of `asyncrl.rollout.env_group.EnvGroup`, the single environments of a split.
-        split: subclass of `asyncrl.rollout.worker.ReplaySplit`, which writes rows of such a group.
+        sink: subclass of `asyncrl.rollout.sinks.StripeSink`, which writes rows of such a group.
         sampler: function of the stripes, the layout of observations and the other arguments of
             `asyncrl.learner.replay_sampler.ReplaySampler` to the sampler; None for a sampler of the core.
         find_problems: function of settings and the environment's spec to the problems of a run.
@@ -36,7 +36,7 @@ class ReplayKind:
     arrays: str | None = None
     stripes: str = "asyncrl.buffers.replay:ReplayStripes"
     env_group: str = "asyncrl.rollout.env_group:EnvGroup"
-    split: str = "asyncrl.rollout.worker:ReplaySplit"
+    sink: str = "asyncrl.rollout.sinks:StripeSink"
     sampler: str | None = None
     find_problems: str | None = None
     examine: str | None = None

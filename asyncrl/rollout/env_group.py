@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
+from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
@@ -249,6 +250,9 @@ class HostEnvGroup(EnvironmentGroup):
 
         Returns the columns that begin an episode in it: the last row held the final observation of a truncated one.
         """
+
+    def end_slot(self, slots: TrajectorySlots, slot: int) -> None:
+        """Changes the flags of a complete slot whose end decides what is a sample in it."""
 
     @abstractmethod
     def _reset(self, position: int, obs_rows: ObsArray) -> None:

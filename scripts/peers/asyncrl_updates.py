@@ -42,8 +42,9 @@ from asyncrl.models.uniform import UniformPolicy
 from asyncrl.modes.choice import arena_specs
 from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.modes.hogwild.worker import OwnActions
+from asyncrl.modes.hogwild.worker import OwnActions, PrivateSlot
 from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.sinks import SlotSink
 from asyncrl.rollout.worker import Split
 
 NUM_RANDOM_STEPS = 5000
@@ -152,11 +153,11 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     FlatParameters(model)
     actions = OwnActions(make_act(model, CPU, config.seed), slots, lambda: 0)
     envs = [gymnasium.make(config.env) for _ in range(plan.num_envs_per_worker)]
-    split = Split(0, EnvGroup(envs, list(range(len(envs))), 0, spec, mapping="raw"), slots, actions)
-    slots.grant(0, 0)
-    split.begin(0)
-    while split.advance()[1] is None:
-        pass
+    group = EnvGroup(envs, list(range(len(envs))), 0, spec, mapping="raw")
+    split = Split(0, group, SlotSink(0, group, slots, PrivateSlot(slots)), actions)
+    split.begin()
+    while split.place is not None:
+        split.advance()
     slots.take(0)
     return Batcher(slots, slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
 

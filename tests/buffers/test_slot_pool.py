@@ -22,7 +22,8 @@ from asyncrl.inference.worker import InferenceWorker
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
-from asyncrl.rollout.worker import LocalActions, PooledRolloutWorker, RemoteActions, Split
+from asyncrl.rollout.sinks import PooledSlots, SlotSink
+from asyncrl.rollout.worker import LocalActions, RemoteActions, RolloutWorker, Split
 
 NUM_WORKERS, SPLITS, ENVS, ROLLOUT, NUM_POLICIES = 2, 2, 2, 3, 2
 NUM_TAKEN = 24
@@ -157,29 +158,33 @@ class Run:
         self.log = FailureLog(0, TrainConfig(), RunControl(self.arena, NUM_WORKERS))
         self.num_dropped = 0
         self.has_worker_died = self.has_server_died = False
-        self.workers: list[PooledRolloutWorker | None] = [None] * NUM_WORKERS
+        self.workers: list[RolloutWorker | None] = [None] * NUM_WORKERS
         self.lives = [Life(worker_life if worker == VICTIM else np.inf) for worker in range(NUM_WORKERS)]
         self.server = self.new_server(Life(server_life)) if self.is_central else None
         self.learners = [Learner(self, policy) for policy in range(NUM_POLICIES)]
         self.num_turns = 0
 
-    def new_worker(self, worker_idx: int) -> PooledRolloutWorker:
+    def new_worker(self, worker_idx: int) -> RolloutWorker:
         arena: Any = MortalArena(self.arena, self.lives[worker_idx])
         slots = TrajectorySlots(arena)
         ring = IndexRing(arena, f"requests.{worker_idx}")
         remote = RemoteActions(RequestTable(arena), ring, CountingWaker())
         actions = remote if self.is_central else LocalActions(self.policies)
-        splits, pools = [], []
+        groups, pools = {}, {}
         for split_idx in range(worker_idx * SPLITS, (worker_idx + 1) * SPLITS):
             first = split_idx * ENVS
             envs = [NumberedEpisodes(self.episodes, first + env) for env in range(ENVS)]
             recovery = Recovery(self.log, envs.pop, lambda env, steps: 0)
             group = EnvGroup(list(envs), [0] * ENVS, first, BOX, "raw", recovery)
             group.policies = PolicyMapping(self.episodes.choose, NUM_POLICIES, [SINGLE_AGENT], ENVS, first)
-            splits.append(Split(split_idx, group, slots, actions))
-            pools.append(SlotPool(arena, slots, self.plan, split_idx))
-        learners = [CountingWaker()] * NUM_POLICIES
-        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, RunControl(arena, NUM_WORKERS))
+            groups[split_idx] = group
+            pools[split_idx] = SlotPool(arena, slots, self.plan, split_idx)
+        source = PooledSlots(slots, pools, groups, [CountingWaker()] * NUM_POLICIES)
+        splits = [
+            Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions)
+            for split_idx, group in groups.items()
+        ]
+        return RolloutWorker(worker_idx, splits, RunControl(arena, NUM_WORKERS))
 
     def new_server(self, life: Life) -> InferenceWorker:
         arena: Any = MortalArena(self.arena, life)

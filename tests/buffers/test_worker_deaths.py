@@ -22,6 +22,7 @@ from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.sinks import GrantedSlots, SlotSink
 from asyncrl.rollout.worker import RemoteActions, RolloutWorker, Split
 
 NUM_WORKERS, SPLITS, ROLLOUT = 2, 2, 2
@@ -106,12 +107,13 @@ class Run:
         arena: Any = MortalArena(self.arena, life)
         slots = TrajectorySlots(arena)
         actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), CountingWaker())
-        splits = [
-            Split(split_idx, EnvGroup([Odometer()], [0], split_idx, BOX, "raw"), slots, actions)
-            for split_idx in range(worker_idx * SPLITS, (worker_idx + 1) * SPLITS)
-        ]
-        rings = IndexRing(arena, f"granted.{worker_idx}"), IndexRing(arena, f"ready.{worker_idx}")
-        return RolloutWorker(worker_idx, splits, slots, *rings, CountingWaker(), RunControl(arena, NUM_WORKERS))
+        granted, ready = IndexRing(arena, f"granted.{worker_idx}"), IndexRing(arena, f"ready.{worker_idx}")
+        source = GrantedSlots(slots, granted, ready, CountingWaker())
+        splits = []
+        for split_idx in range(worker_idx * SPLITS, (worker_idx + 1) * SPLITS):
+            group = EnvGroup([Odometer()], [0], split_idx, BOX, "raw")
+            splits.append(Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions))
+        return RolloutWorker(worker_idx, splits, RunControl(arena, NUM_WORKERS))
 
     def new_server(self, life: Life) -> InferenceWorker:
         arena: Any = MortalArena(self.arena, life)

@@ -11,7 +11,7 @@ import agent_envs
 import numpy as np
 import pytest
 import torch
-from small_runs import FakeActions, Remembering, planned, small_arena
+from small_runs import FakeActions, Remembering, SlotFiller, planned, small_arena
 
 from asyncrl.algorithms.losses import gae
 from asyncrl.buffers.control import RunControl
@@ -20,7 +20,6 @@ from asyncrl.envs.agents import AgentsEnv, as_agents_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, NotFinite, Recovery
-from asyncrl.rollout.worker import Split
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "come_and_go": agent_envs.ComeAndGo,
@@ -58,17 +57,12 @@ class Filled:
         log = FailureLog(0, TrainConfig(), self.control)
         recovery = Recovery(log, lambda: adapted(left.pop(0)), lambda env, steps: 100 + steps) if renewed else None
         self.group = AgentsEnvGroup(envs, range(len(envs)), 0, spec, "raw", recovery)
-        self.split = Split(0, self.group, self.slots, make_actions(self.slots))
+        self.filler = SlotFiller(self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_slots)]
 
     def fill(self, slot: int) -> int:
         self.slots.grant(slot, 0)
-        self.split.begin(slot)
-        total, ready = 0, None
-        while ready is None:
-            num_steps, ready = self.split.advance()
-            total += num_steps
-        return total
+        return self.filler.fill(slot)
 
     def marks(self, column: int, slot: int = 0) -> str:
         """For each row: a sample is `a`, waiting `w`, anything else `.`; then `!` for terminated, `|` for truncated."""

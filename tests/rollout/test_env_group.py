@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from small_runs import BOX, CHOICE, FakeActions, Remembering, ScriptedEnv, planned, small_arena
+from small_runs import BOX, CHOICE, FakeActions, Remembering, ScriptedEnv, SlotFiller, planned, small_arena
 
 import asyncrl
 from asyncrl.algorithms.losses import gae
@@ -32,7 +32,6 @@ from asyncrl.rollout.failures import (
     Recovery,
     WrongObservation,
 )
-from asyncrl.rollout.worker import Split
 
 GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
 
@@ -98,15 +97,12 @@ class Filled:
 
         recovery = None if renewed is None else Recovery(log, make, seed)
         self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, mapping="raw", recovery=recovery)
-        self.split = Split(0, self.group, self.slots, make_actions(self.slots))
+        self.filler = SlotFiller(self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
     def fill(self, slot: int) -> int:
         self.slots.grant(slot, 0)
-        self.split.begin(slot)
-        num_steps = 0
-        while self.split.slot is not None:
-            num_steps += self.split.advance()[0]
+        num_steps = self.filler.fill(slot)
         self.slots.take(slot)
         return num_steps
 

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policy_envs import MarkingPolicies
 from probe_envs import Sentinel
-from small_runs import BOX, ScriptedEnv, planned, small_arena
+from small_runs import BOX, ScriptedEnv, SlotFiller, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
@@ -27,7 +27,7 @@ from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
-from asyncrl.rollout.worker import LocalActions, Split
+from asyncrl.rollout.worker import LocalActions
 
 NUM_POLICIES = 5
 GO, TERMINATED, TRUNCATED = (False, False), (True, False), (False, True)
@@ -55,12 +55,10 @@ class Filled:
         _, self.slots = small_arena(plan, spec)
         group = make_group(spec)
         group.policies = PolicyMapping(next_policy, NUM_POLICIES, spec.agents or [SINGLE_AGENT], num_envs, 0)
-        split = Split(0, group, self.slots, LocalActions(MarkingPolicies(self.slots)))  # type: ignore[arg-type]
+        filler = SlotFiller(group, self.slots, LocalActions(MarkingPolicies(self.slots)))  # type: ignore[arg-type]
         for slot in range(num_slots):
             self.slots.refill(slot, 0)
-            split.begin(slot)
-            while split.slot is not None:
-                split.advance()
+            filler.fill(slot)
         assert self.slots.policy_idx is not None
         np.testing.assert_array_equal(self.slots.value[:num_slots], self.slots.policy_idx[:num_slots])
 

@@ -17,7 +17,8 @@ from asyncrl.modes.choice import arena_specs
 from asyncrl.monitoring.reports import Phase
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
-from asyncrl.rollout.worker import WAIT_S, ReplaySplit, ReplayWorker
+from asyncrl.rollout.sinks import StripeSink
+from asyncrl.rollout.worker import WAIT_S, RolloutWorker, Split
 
 ENDLESS = 10**9
 
@@ -71,11 +72,17 @@ class Worker:
         self.learner, self.control = CountingWaker(), RunControl(self.arena, 1)
         failures = FailureLog(0, TrainConfig(), self.control)
         recovery = Recovery(failures, lambda: ScriptedEnv([(9.0, 9.0, False, False)] * 9), lambda env_idx, steps: steps)
-        splits = [
-            ReplaySplit(split, EnvGroup([env], [0], split, BOX, "squashed", recovery), self.stripes, self.actions)
-            for split, env in enumerate(self.envs)
-        ]
-        self.worker = ReplayWorker(0, splits, self.stripes, self.limits, self.learner, self.control)
+        groups = [EnvGroup([env], [0], split, BOX, "squashed", recovery) for split, env in enumerate(self.envs)]
+        self.worker = RolloutWorker(0, [self.split(group, idx) for idx, group in enumerate(groups)], self.control)
+
+    def split(self, group: EnvGroup, split_idx: int = 0) -> Split:
+        sink = StripeSink(split_idx, group, self.stripes, self.limits, self.learner)
+        return Split(split_idx, group, sink, self.actions)
+
+    def step(self, num_rows: int = 1) -> None:
+        """Each split requests the actions of a row, and steps it, as often."""
+        for _ in range(2 * num_rows):
+            assert self.worker.poll() == 0.0
 
     def rows(self) -> list[int]:
         return [self.stripes.num_rows[split] for split in range(2)]
@@ -84,8 +91,7 @@ class Worker:
 def test_rows_hold_the_step_from_their_observation_and_the_row_after_an_end_begins_anew() -> None:
     run = Worker([(1.0, 0.5, False, False), (2.0, 1.5, False, True), (4.0, 2.5, True, False), (5.0, 3.5, False, False)])
     run.limits.set(None, ENDLESS)
-    for _ in range(5):
-        assert run.worker.poll() == 0.0
+    run.step(5)
     stripes = run.stripes
     assert run.rows() == [5, 5]
     # Row 2 holds the final observation of the truncated episode, row 3 the reset after it, row 4 that after the end.
@@ -107,10 +113,9 @@ def test_a_recurrent_state_is_stored_before_each_observation_and_is_zero_where_a
     steps += [(5.0, 0.0, False, False), RuntimeError("broken"), (9.0, 0.0, False, False)]
     run = Worker(steps, use_rnn=True, rnn_size=3)
     run.limits.set(None, ENDLESS)
-    run.worker.poll()
+    run.step()
     run.worker.report()  # an episode must end before an environment may fail
-    for _ in range(6):
-        assert run.worker.poll() == 0.0
+    run.step(6)
     assert run.stripes.rnn_state.shape == (2, run.stripes.capacity, 1, 3)
     # Row 2 holds a final observation, row 3 terminates, the step of row 5 fails.
     assert run.stripes.rnn_state[0, :8, 0, 0].tolist() == [0, 1, 2, 0, 0, 1, 0, 1]
@@ -118,8 +123,8 @@ def test_a_recurrent_state_is_stored_before_each_observation_and_is_zero_where_a
     run.stripes.close_episodes(0)
     run.stripes.rnn_state[0, 8] = 5.0
     env = EnvGroup([ScriptedEnv(steps)], [0], 0, BOX, "squashed")
-    follower = ReplaySplit(0, env, run.stripes, run.actions)
-    assert follower.num_rows == 8
+    follower = run.split(env)
+    assert follower.begin() and follower.place == (0, 8)
     assert not run.stripes.rnn_state[0, 8].any()
 
 
@@ -129,14 +134,14 @@ def test_a_split_asks_for_actions_only_when_it_may_step() -> None:
     assert run.worker.waiting_for == Phase.WAIT_UPDATES
     assert run.actions.asked == []
     run.limits.set([1, 2], ENDLESS)
-    for _ in range(4):
+    for _ in range(5):
         run.worker.poll()
     assert run.rows() == [1, 2]
     assert run.actions.asked == [(0, 0), (1, 0), (1, 1)]
     run.limits.set(None, 4)
-    for _ in range(4):
+    for _ in range(5):
         run.worker.poll()
-    assert run.stripes.total_env_steps() == 4
+    assert run.stripes.total_env_steps() == 5, "both splits may step at 3 steps, none at 5"
     assert run.worker.poll() == WAIT_S
 
 
@@ -156,11 +161,12 @@ def test_one_split_steps_while_the_other_waits_for_its_actions() -> None:
 def test_a_restored_stripe_goes_on_in_the_row_after_its_last() -> None:
     run = Worker([(1.0, 0.5, False, False)] * 9)
     run.limits.set(None, ENDLESS)
-    run.worker.poll()
+    run.step()
     other = Worker([(7.0, 0.5, False, False)] * 9)
     other.stripes.restore(run.stripes.content())
-    split = ReplaySplit(0, EnvGroup([other.envs[0]], [0], 0, BOX, "squashed"), other.stripes, other.actions)
-    split.ask()
+    other.limits.set(None, ENDLESS)
+    split = other.split(EnvGroup([other.envs[0]], [0], 0, BOX, "squashed"))
+    assert split.begin()
     assert split.advance() == 1
     assert other.actions.asked == [(0, 2)]
     assert other.stripes.obs[0, :4, 0, 0].tolist() == [-1.0, 1.0, -2.0, 7.0]
@@ -172,8 +178,7 @@ def test_a_restored_stripe_goes_on_in_the_row_after_its_last() -> None:
 def test_no_transition_starts_from_a_step_that_failed_or_leads_across_it(failure: Any, n_step: int) -> None:
     run = Worker([(1.0, 1.0, True, False), (2.0, 1.0, False, False), (3.0, 1.0, False, False), failure] * 2)
     run.limits.set(None, ENDLESS)
-    for _ in range(7):
-        assert run.worker.poll() == 0.0
+    run.step(7)
     stripes = run.stripes
     # Row 3 holds what was seen last before the failure, row 4 what the environment began anew with.
     begun = -1.0 if isinstance(failure, Exception) else -3.0
@@ -207,8 +212,7 @@ def test_the_warning_of_a_failure_says_what_becomes_of_the_samples(algo: str, ke
 def test_a_step_that_failed_first_in_its_episode_leaves_the_end_before_it_as_it_is() -> None:
     run = Worker([(1.0, 1.0, True, False), RuntimeError("broken")])
     run.limits.set(None, ENDLESS)
-    for _ in range(3):
-        run.worker.poll()
+    run.step(3)
     assert run.stripes.terminated[0, :3, 0].tolist() == [True, False, False]
     assert run.stripes.truncated[0, :3, 0].tolist() == [False, False, False]
     assert run.stripes.valid[0, :3, 0].tolist() == [True, False, True]

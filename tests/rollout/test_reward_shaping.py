@@ -12,7 +12,7 @@ import pytest
 from agent_envs import ComeAndGo, Shaped
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policy_envs import MarkingPolicies
-from small_runs import planned, small_arena
+from small_runs import SlotFiller, planned, small_arena
 
 from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.replay import StepRows
@@ -27,7 +27,7 @@ from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
-from asyncrl.rollout.worker import LocalActions, Split
+from asyncrl.rollout.worker import LocalActions
 
 ROLLOUT = 20
 OF_POLICIES = ({"bonus": 10.0}, {"bonus": 20.0})
@@ -97,13 +97,12 @@ def test_an_episode_has_the_shaping_of_its_policy_from_its_beginning_on(make: An
     _, slots = small_arena(plan, spec)
     agents = spec.agents or (SINGLE_AGENT,)
     group.policies = PolicyMapping(lambda agent, env_idx, episode: episode % 2, 2, agents, num_envs, 0)
-    split = Split(0, group, slots, LocalActions(MarkingPolicies(slots)))  # type: ignore[arg-type]
+    filler = SlotFiller(group, slots, LocalActions(MarkingPolicies(slots)))  # type: ignore[arg-type]
     slots.refill(0, 0)
-    split.begin(0)
-    split.advance()  # the first episode has begun with the default
+    filler.begin(0)
+    filler.split.advance()  # the first episode has begun with the default
     group.set_training_info(TrainingInfo(reward_shaping=OF_POLICIES))
-    while split.slot is not None:
-        split.advance()
+    filler.finish()
     assert slots.policy_idx is not None
     for column in range(2):
         valid = slots.valid[0, :, column]

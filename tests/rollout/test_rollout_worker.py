@@ -9,6 +9,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.slots import SlotState, SlotStateError
 from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.sinks import GrantedSlots, SlotSink
 from asyncrl.rollout.worker import WAIT_S, RolloutWorker, Split
 
 ROLLOUT = 2
@@ -29,15 +30,15 @@ class Worker:
         self.arena, self.slots = small_arena(plan)
         self.actions = FakeActions(self.slots, at_once=answers_at_once)
         self.envs = {split_idx: ScriptedEnv([(1.0, 1.0, False, False)] * 20) for split_idx in (2, 3)}
-        self.splits = {
-            split_idx: Split(split_idx, EnvGroup([env], [0], split_idx, BOX, "raw"), self.slots, self.actions)
-            for split_idx, env in self.envs.items()
-        }
         self.granted, self.ready = IndexRing(self.arena, "granted.1"), IndexRing(self.arena, "ready.1")
         self.learner, self.control = CountingWaker(), RunControl(self.arena, 2)
-        self.worker = RolloutWorker(
-            1, list(self.splits.values()), self.slots, self.granted, self.ready, self.learner, self.control
-        )
+        source = GrantedSlots(self.slots, self.granted, self.ready, self.learner)
+        groups = [EnvGroup([env], [0], split_idx, BOX, "raw") for split_idx, env in self.envs.items()]
+        self.splits = {
+            split_idx: Split(split_idx, group, SlotSink(split_idx, group, self.slots, source), self.actions)
+            for split_idx, group in zip(self.envs, groups, strict=True)
+        }
+        self.worker = RolloutWorker(1, list(self.splits.values()), self.control)
 
     def grant(self, slot: int, split_idx: int) -> None:
         self.slots.grant(slot, split_idx)
@@ -87,7 +88,7 @@ def test_a_slot_is_handed_over_when_its_last_row_has_a_value_and_not_before() ->
     run.worker.poll()
     assert (run.slots.state(4), run.ready.pop_all(), run.learner.count) == (SlotState.READY, [4], 1)
     run.slots.take(4)
-    assert run.splits[2].slot is None
+    assert run.splits[2].place is None
     assert not run.splits[2].can_advance
 
 

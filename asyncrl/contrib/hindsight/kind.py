@@ -19,7 +19,7 @@ def choose(config: TrainConfig) -> ReplayKind | None:
         arrays=f"{_FOLDER}.stripes:goal_specs",
         stripes=f"{_FOLDER}.stripes:GoalStripes",
         env_group=f"{_FOLDER}.writing:GoalEnvGroup",
-        split=f"{_FOLDER}.writing:HindsightSplit",
+        sink=f"{_FOLDER}.writing:HindsightSink",
         sampler=f"{_FOLDER}.sampler:HindsightSampler",
         find_problems=f"{_FOLDER}.checks:env_problems",
         examine=f"{_FOLDER}.goal_rewards:goal_reward_findings",

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.buffers.replay import StepRows
+from asyncrl.buffers.messages import Waker
+from asyncrl.buffers.replay import ReplayLimits, StepRows
 from asyncrl.contrib.hindsight.goals import ACHIEVED_GOAL, COMPUTE_REWARD, COMPUTE_TERMINATED
 from asyncrl.contrib.hindsight.stripes import GoalStripes
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import find_method
-from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.worker import ActionSource, ReplaySplit
+from asyncrl.rollout.sinks import Place, StripeSink
 from asyncrl.runtime.seeding import derive_seed
 
 _STREAM = 10  # see `asyncrl.runtime.seeding.Stream`
@@ -44,10 +44,7 @@ class GoalEnvGroup(EnvGroup):
     Attributes:
         last_steps: the newest step of each environment, by its position.
         first_seed: seed of the first environment.
-        note_rows: called with the rows of each step.
     """
-
-    note_rows: Callable[[StepRows], None]
 
     def __init__(self, envs: Sequence[Any], seeds: Sequence[int], *args: Any) -> None:
         """Takes the arguments of `EnvGroup`."""
@@ -57,11 +54,6 @@ class GoalEnvGroup(EnvGroup):
         self._methods: dict[int, dict[str, Callable[..., Any] | None]] = {}
         for env in range(len(self._envs)):
             self._keep_steps(env)
-
-    def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
-        num_steps = super().step(actions, rows)
-        self.note_rows(rows)
-        return num_steps
 
     def judge(self, env: int, step: GoalStep, goal: npt.NDArray[Any]) -> tuple[float, bool]:
         """The reward of a step if `goal` had been desired, and whether it would have ended the episode.
@@ -111,51 +103,51 @@ def _copy_if_possible(value: Any) -> Any:
         return value
 
 
-class HindsightSplit(ReplaySplit):
-    """A split of environments with goals, which stores other goals for the steps of each episode when it ends."""
+class HindsightSink(StripeSink):
+    """Writes rows of environments with goals, and other goals for the steps of each episode when it ends."""
 
-    group: GoalEnvGroup
+    _group: GoalEnvGroup
 
     def __init__(
         self,
         split_idx: int,
         group: GoalEnvGroup,
         stripes: GoalStripes,
-        actions: ActionSource,
-        phases: PhaseTimer | None = None,
+        limits: ReplayLimits,
+        learner: Waker | None = None,
     ) -> None:
-        """Resets the environments as `ReplaySplit` does."""
-        super().__init__(split_idx, group, stripes, actions, phases)
+        """Resets the environments as `StripeSink` does."""
+        super().__init__(split_idx, group, stripes, limits, learner)
         self._goals, self._rewards, self._ends = stripes.goal, stripes.goal_reward, stripes.goal_terminated
         self._random = np.random.default_rng(derive_seed(group.first_seed, _STREAM))
         self._episodes: list[list[GoalStep]] = [[] for _ in range(stripes.num_envs)]
-        group.note_rows = self._note_rows
 
-    def _note_rows(self, rows: StepRows) -> None:
-        """Takes the steps of a row before it is published: a learner that sees an episode's end sees its goals."""
+    def close_row(self, place: Place, rows: StepRows, num_steps: int) -> None:
+        """Stores goals before the row is published: a learner that sees an episode's end sees its goals."""
         row = self.num_rows
-        self._rewards[self.split_idx, row % self._stripes.capacity] = np.nan
+        self._rewards[self._split_idx, row % self._stripes.capacity] = np.nan
         for env, episode in enumerate(self._episodes):
             if not rows.valid[env]:  # the final observation of an episode, or a step that was lost
                 episode.clear()
                 continue
-            episode.append(self.group.last_steps[env])
+            episode.append(self._group.last_steps[env])
             if len(episode) >= 2 * self._stripes.capacity:  # older rows are overwritten, also if no episode ends
                 del episode[: -self._stripes.capacity]
             if rows.terminated[env] or rows.truncated[env]:
                 self._store_goals(env, row, has_terminated=bool(rows.terminated[env]))
                 episode.clear()
+        super().close_row(place, rows, num_steps)
 
     def _store_goals(self, env: int, last_row: int, has_terminated: bool) -> None:
         """Draws goals for all steps of an episode whose rows are still there; its last step is in `last_row`."""
-        stripes, split_idx, episode = self._stripes, self.split_idx, self._episodes[env]
+        stripes, split_idx, episode = self._stripes, self._split_idx, self._episodes[env]
         num_goals, first_row = self._rewards.shape[-1], last_row + 1 - len(episode)
         skipped = max(0, stripes.first_whole_row(split_idx) - first_row)
         for number, step in enumerate(episode[skipped:], start=skipped):
             place, is_last = (split_idx, (first_row + number) % stripes.capacity, env), number == len(episode) - 1
             later = self._random.integers(number, len(episode), size=(num_goals,)).tolist()
             goals = [episode[idx].achieved_goal for idx in later]
-            judged = [self.group.judge(env, step, goal) for goal in goals]
+            judged = [self._group.judge(env, step, goal) for goal in goals]
             self._goals[place] = [goal.reshape(-1) for goal in goals]
             self._ends[place] = [is_over or (has_terminated and is_last) for _, is_over in judged]
             self._rewards[place] = [reward for reward, _ in judged]  # last: the learner may read meanwhile

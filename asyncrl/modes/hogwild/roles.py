@@ -48,6 +48,7 @@ from asyncrl.modes.hogwild.worker import (
     HogwildTrajectoryWorker,
     HogwildWorker,
     OwnActions,
+    PrivateSlot,
     WorkerParts,
 )
 from asyncrl.modes.learner_parts import LearnerParts
@@ -56,7 +57,8 @@ from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import HostEnvGroup
 from asyncrl.rollout.failures import FailureLog
-from asyncrl.rollout.worker import ReplaySplit, Split
+from asyncrl.rollout.sinks import SlotSink, StripeSink
+from asyncrl.rollout.worker import Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.memory import keep_freed_memory
@@ -183,7 +185,8 @@ def _build_trajectory_worker(
         act = learner.act_in_units(make_act(learner.model, device, seed))
         exploration = make_exploration(learner.model, config, slots, 1, slots.num_envs, seed)
         actions = OwnActions(act, slots, lambda: learner.policy_version, exploration)
-    split = Split(0, group, slots, actions, parts.phases)
+    sink = SlotSink(0, group, slots, PrivateSlot(slots))
+    split = Split(0, group, sink, actions, parts.phases)
     return HogwildTrajectoryWorker(parts, split, slots, learner, places, setup.plan.recurrence)
 
 
@@ -221,9 +224,7 @@ def _build_sac_worker(
         )
     return HogwildSacWorker(
         parts,
-        split=ReplaySplit(0, group, stripes, actions, parts.phases),
-        stripes=stripes,
-        limits=limits,
+        split=Split(0, group, StripeSink(0, group, stripes, limits), actions, parts.phases),
         limiter=ReplayLimiter(limits, replay, stripes, is_async=False, most_env_steps=config.train_for_env_steps),
         sampler=sampler,
         learner=learner,

@@ -24,7 +24,7 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.inference_buffer import InferenceBuffer
-from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
+from asyncrl.buffers.replay import ReplayLimiter
 from asyncrl.buffers.shared_tensors import GlobalClock
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
@@ -39,10 +39,10 @@ from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.staleness import StalenessMeter
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SampleAges
 from asyncrl.rollout.env_group import EnvironmentGroup
-from asyncrl.rollout.worker import WAIT_S, ReplaySplit, RolloutWorkerBase, Split
+from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, Split
 from asyncrl.runtime.own_settings import own_settings, with_own_settings
 
-_SLOT = _SPLIT = 0  # a worker has one slot and one split, in private memory
+_SLOT = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,20 @@ class WorkerParts:
     phases: PhaseTimer
     meter: StalenessMeter
     device: torch.device
+
+
+class PrivateSlot:
+    """The only slot, in a worker's private memory: a `SlotSource`."""
+
+    def __init__(self, slots: TrajectorySlots) -> None:
+        self._slots = slots
+
+    def next_slot(self, split_idx: int) -> int:
+        self._slots.grant(_SLOT, split_idx)
+        return _SLOT
+
+    def complete(self, slot: int) -> None:
+        """The worker itself trains on the slot, and frees it."""
 
 
 class HogwildWorker(RolloutWorkerBase, abc.ABC):
@@ -153,12 +167,9 @@ class HogwildTrajectoryWorker(HogwildWorker):
         with own_settings():
             self._learner.begin()
         self.phases.charge(Phase.FETCH)
-        self._slots.grant(_SLOT, _SPLIT)
-        self._split.begin(_SLOT)
-        ready = None
-        while ready is None:
-            num_steps, ready = self._split.advance()
-            self.count_steps(num_steps)
+        self._split.begin()
+        while self._split.place is not None:
+            self.count_steps(self._split.advance())
             if self._control.ended:
                 self._split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
                 self._clock.mark_steps_used(self.worker_idx)
@@ -180,19 +191,15 @@ class HogwildSacWorker(HogwildWorker):
     def __init__(
         self,
         parts: WorkerParts,
-        split: ReplaySplit,
-        stripes: ReplayStripes,
-        limits: ReplayLimits,
+        split: Split,
         limiter: ReplayLimiter,
         sampler: ReplaySampler,
         learner: SacLearner,
         config: TrainConfig,
     ) -> None:
-        """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made."""
+        """Takes ownership of the split, whose environments are reset; `limiter` limits its steps by the updates."""
         super().__init__(parts, split.group)
         self._split = split
-        self._stripes = stripes
-        self._limits = limits
         self._limiter = limiter
         self._sampler = sampler
         self._learner = learner
@@ -219,11 +226,9 @@ class HogwildSacWorker(HogwildWorker):
             self.phases.charge(Phase.TRAIN)
             return 0.0
         self._limiter.release()
-        split = self._split
-        if not self._limits.may_step(split.split_idx, split.num_rows, self._stripes.total_env_steps()):
+        if not self._split.begin():
             return WAIT_S
-        split.ask()
-        self.count_steps(split.advance())
+        self.count_steps(self._split.advance())
         self.phases.charge(Phase.OTHER)
         return 0.0
 

@@ -19,7 +19,7 @@ from asyncrl.modes.learner_parts import LearnerParts, build_replay_loop
 from asyncrl.modes.replay.mode import replay_of
 from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
 from asyncrl.monitoring.reports import PhaseTimer
-from asyncrl.rollout.worker import ReplaySplit, ReplayWorker
+from asyncrl.rollout.worker import RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.checkpoint import load
 from asyncrl.runtime.own_settings import with_own_settings
@@ -44,11 +44,12 @@ class ReplayRoles(Roles):
         if setup.steps_at_restart is not None:
             for split_idx in groups:
                 stripes.close_episodes(split_idx)
-        make_split = imported(replay_of(setup.plan).kind.split)
-        writers: list[ReplaySplit] = [
-            make_split(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()
+        make_sink, limits = imported(replay_of(setup.plan).kind.sink), ReplayLimits(setup.arena)
+        splits = [
+            Split(split_idx, group, make_sink(split_idx, group, stripes, limits, learners[0]), actions, phases)
+            for split_idx, group in groups.items()
         ]
-        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(setup.arena), learners[0], setup.control, phases)
+        return RolloutWorker(worker_idx, splits, setup.control, phases)
 
     @with_own_settings
     def learner(

@@ -22,7 +22,8 @@ from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
 from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
 from asyncrl.monitoring.reports import PhaseTimer
-from asyncrl.rollout.worker import PooledRolloutWorker, Split
+from asyncrl.rollout.sinks import PooledSlots, SlotSink
+from asyncrl.rollout.worker import RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.own_settings import with_own_settings
 
@@ -56,10 +57,14 @@ class SlotPoolRoles(Roles):
         arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
         actions = self.actions(setup, worker_idx, server, phases)
         groups, slots = build_env_groups(setup, worker_idx), TrajectorySlots(arena)
-        splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
-        pools = [SlotPool(arena, slots, plan, split_idx) for split_idx in groups]
+        pools = {split_idx: SlotPool(arena, slots, plan, split_idx) for split_idx in groups}
         weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
-        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, weights, phases)
+        source = PooledSlots(slots, pools, groups, learners, weights)
+        splits = [
+            Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions, phases)
+            for split_idx, group in groups.items()
+        ]
+        return RolloutWorker(worker_idx, splits, setup.control, phases)
 
     @with_own_settings
     def learner(

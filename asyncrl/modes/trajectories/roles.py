@@ -20,6 +20,7 @@ from asyncrl.learner.worker import LearnerWorker
 from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
 from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
 from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.rollout.sinks import GrantedSlots, SlotSink
 from asyncrl.rollout.worker import RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.own_settings import with_own_settings
@@ -37,17 +38,14 @@ class TrajectoryRoles(Roles):
     def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
         arena, phases = setup.arena, PhaseTimer()
         actions = self.actions(setup, worker_idx, server, phases)
-        groups, slots = build_env_groups(setup, worker_idx), TrajectorySlots(arena)
-        return RolloutWorker(
-            worker_idx=worker_idx,
-            splits=[Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()],
-            slots=slots,
-            granted=IndexRing(arena, f"granted.{worker_idx}"),
-            ready=IndexRing(arena, f"ready.{worker_idx}"),
-            learner=learners[0],
-            control=setup.control,
-            phases=phases,
-        )
+        granted, ready = (IndexRing(arena, f"{name}.{worker_idx}") for name in ("granted", "ready"))
+        slots = TrajectorySlots(arena)
+        source = GrantedSlots(slots, granted, ready, learners[0])
+        splits = [
+            Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions, phases)
+            for split_idx, group in build_env_groups(setup, worker_idx).items()
+        ]
+        return RolloutWorker(worker_idx, splits, setup.control, phases)
 
     @with_own_settings
     def learner(

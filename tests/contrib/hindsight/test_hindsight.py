@@ -19,10 +19,11 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.hindsight.goals import goal_problem
 from asyncrl.contrib.hindsight.sampler import HindsightSampler
 from asyncrl.contrib.hindsight.stripes import GoalStripes, goal_specs
-from asyncrl.contrib.hindsight.writing import GoalEnvGroup, HindsightSplit
+from asyncrl.contrib.hindsight.writing import GoalEnvGroup, HindsightSink
 from asyncrl.envs.spaces import read_spec, spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.failures import EnvironmentCallFailed
+from asyncrl.rollout.worker import Split
 from asyncrl.runtime import checkpoint
 
 Steps = Sequence[float | Exception | None]
@@ -45,6 +46,13 @@ class NoActions:
         return True
 
 
+class NoLimits:
+    """Limits that allow every step."""
+
+    def may_step(self, split_idx: int, num_rows: int, num_steps: int) -> bool:
+        return True
+
+
 class Run:
     """A split of scripted environments and its replay, of which `capacity` rows can be read."""
 
@@ -54,12 +62,13 @@ class Run:
         num_envs = len(self.envs)
         self.stripes = goal_stripes(self.spec, 1, num_envs, capacity * num_envs, her_goals)
         group = GoalEnvGroup(self.envs, [0] * num_envs, 0, self.spec, "squashed")
-        self.split = HindsightSplit(0, group, self.stripes, NoActions())
+        self.sink = HindsightSink(0, group, self.stripes, NoLimits())  # type: ignore[arg-type]
+        self.split = Split(0, group, self.sink, NoActions())
 
     def advance(self, count: int) -> int:
         num_steps = 0
         for _ in range(count):
-            self.split.ask()
+            assert self.split.begin()
             num_steps += self.split.advance()
         return num_steps
 
@@ -100,19 +109,21 @@ def test_a_goal_that_is_achieved_ends_the_episode_if_the_environment_says_so() -
     spec = read_spec(env, "BitFlip")
     assert goal_problem(spec) is None
     stripes = goal_stripes(spec, 1, 1, 20, num_goals=8)
-    split = HindsightSplit(0, GoalEnvGroup([env], [0], 0, spec, "raw"), stripes, NoActions())
+    group = GoalEnvGroup([env], [0], 0, spec, "raw")
+    sink = HindsightSink(0, group, stripes, NoLimits())  # type: ignore[arg-type]
+    split = Split(0, group, sink, NoActions())
     row = 0
     env._goal[:] = env._bits
     env._goal[0] ^= 1  # the first flip of bit 0 succeeds
-    split.ask()
+    assert split.begin()
     split.advance()
     assert stripes.terminated[0, row, 0] and stripes.goal_terminated[0, row, 0].all()
     assert (stripes.goal_reward[0, row, 0] == 0.0).all()
     env._goal[1] ^= 1 ^ env._bits[1] ^ env._goal[1]  # bit 1 never flips: the goal cannot be reached
     for _ in range(3):
-        split.ask()
+        assert split.begin()
         split.advance()
-    split._store_goals(0, 3, has_terminated=False)
+    sink._store_goals(0, 3, has_terminated=False)
     ends, goals = stripes.goal_terminated[0, 1:4, 0], stripes.goal[0, 1:4, 0]
     achieved = np.stack([step.achieved_goal for step in split._episodes[0]])
     assert np.array_equal(ends, (goals == achieved[:, None]).all(-1))
@@ -143,7 +154,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
     lengths = []
     for _ in range(100):
         run.advance(1)
-        lengths.append(len(run.split._episodes[0]))
+        lengths.append(len(run.sink._episodes[0]))
     assert max(lengths) < 2 * run.stripes.capacity, "steps of rows that are overwritten are not kept"
     stripes = run.stripes
     for row in range(stripes.first_whole_row(0), 100):

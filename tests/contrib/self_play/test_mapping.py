@@ -10,7 +10,7 @@ import agent_envs
 import numpy as np
 import pytest
 from policy_envs import MarkingPolicies
-from small_runs import planned, small_arena
+from small_runs import SlotFiller, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.layout import opponent_prefix
@@ -19,7 +19,7 @@ from asyncrl.contrib.self_play.mapping import MatchRecord, SelfPlayMapping
 from asyncrl.envs.agents import as_agents_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
-from asyncrl.rollout.worker import LocalActions, Split
+from asyncrl.rollout.worker import LocalActions
 
 BLOCK = np.zeros(4, np.float32)
 
@@ -175,12 +175,10 @@ def test_in_every_row_of_a_game_the_same_agent_is_the_policys_and_its_row_counts
         channel.publish(np.zeros(8, np.float32), 0, 100 + number)
     group = AgentsEnvGroup([env], [1], 0, spec, "raw")
     group.policies = SelfPlayMapping(opponents, 0.8, spec.agents, 1, seed=5)
-    split = Split(0, group, slots, LocalActions(MarkingPolicies(slots)))  # type: ignore[arg-type]
+    filler = SlotFiller(group, slots, LocalActions(MarkingPolicies(slots)))  # type: ignore[arg-type]
     for slot in range(num_slots):
         slots.refill(slot, 0)
-        split.begin(slot)
-        while split.slot is not None:
-            split.advance()
+        filler.fill(slot)
     assert slots.idle is not None and slots.is_env_step is not None and slots.policy_idx is not None
     is_live = np.concatenate(slots.valid[:num_slots] | slots.idle[:num_slots])
     played = np.concatenate(slots.policy_idx[:num_slots, :rollout])
