@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
 
-from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.policy_rows import PolicyRows
-from asyncrl.learner.slot_ledger import WAIT_S, Columns
+from asyncrl.learner.slot_ledger import Columns
+from asyncrl.learner.threaded_source import ThreadedSource
 from asyncrl.monitoring.reports import LagMetrics
 
 
-class PolicySource:
-    """Datasets of one policy (`DatasetSource` and `DatasetRoom`). Both of the learner's threads may call it.
+class PolicySource(ThreadedSource[list[Columns]]):
+    """Datasets of one policy (`DatasetSource` and `DatasetRoom`).
 
     consumes  numbers of filled slots, from a ring of each worker
     produces  datasets; `taken[slot] = filled[slot]` when the policy needs the slot's contents no more: in async right
               after they were copied; in sync for all slots together, after they were trained on
 
-    One thread copies slots while the other one trains. The numbers in the rings are hints: `filled` counts how often a
+    The second thread copies slots. The numbers in the rings are hints: `filled` counts how often a
     slot was filled, and what was copied before is not copied again.
 
     Attributes:
@@ -39,6 +38,7 @@ class PolicySource:
         is_async: bool,
     ) -> None:
         """Takes the words of all slots, and the ring from each rollout worker and its waker, by the worker's index."""
+        super().__init__()
         self._rows = rows
         self._filled, self._taken = filled, taken
         self._ready, self._workers = ready, workers
@@ -47,8 +47,6 @@ class PolicySource:
         self.ready: deque[int] = deque()
         self._to_mark: list[int] = []  # slots that were copied; in sync of this iteration
         self._dataset: Dataset | None = None
-        self._changed = threading.Condition()
-        self._failure: BaseException | None = None
 
     def poll(self) -> None:
         """Receives the numbers of filled slots, and copies slots in this order as long as there is room."""
@@ -69,31 +67,8 @@ class PolicySource:
         for worker_idx in woken:
             self._workers[worker_idx].wake()
 
-    def serve(self, waker: Waker, control: RunControl) -> None:
-        """The main loop of the learner's second thread: polls until the run has ended."""
-        try:
-            while not control.ended:
-                self.poll()
-                waker.wait(WAIT_S)
-        except BaseException as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-
-    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
-        """Takes the next dataset for `collect`, waiting for it at most `timeout_s`; None if it is not complete.
-
-        Raises:
-            RuntimeError: the second thread has failed.
-        """
-        with self._changed:
-            for wait_s in (timeout_s, 0.0):
-                if self._failure is not None:
-                    raise RuntimeError("the thread that copies the rows of slots failed") from self._failure
-                self._dataset = self._rows.take(learner_version)
-                if self._dataset is not None or wait_s == 0.0:
-                    break
-                self._changed.wait(wait_s)
+    def _take(self, learner_version: int) -> list[Columns] | None:
+        self._dataset = self._rows.take(learner_version)
         return None if self._dataset is None else []
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:

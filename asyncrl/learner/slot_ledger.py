@@ -9,16 +9,16 @@ complete one; nobody collects at that moment.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from asyncrl.buffers.control import RunControl, WorkerDeaths
+from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
+from asyncrl.learner.threaded_source import ThreadedSource
 
 if TYPE_CHECKING:
     from asyncrl.learner.dataset import DeviceSlots
@@ -167,14 +167,8 @@ class SlotLedger:
                 self._free.append(part.slot)
 
 
-WAIT_S = 0.1
-
-
-class SlotExchange:
-    """Moves slots between the rings and the ledger; both of the learner's threads may call it.
-
-    One thread moves slots while the other one trains, so no split waits for a minibatch to end. Both hold one lock
-    while they use the ledger; the holder is the only producer of the granting rings.
+class SlotExchange(ThreadedSource[list[Columns]]):
+    """Moves slots between the rings and the ledger. Who holds the lock is the only producer of the granting rings.
 
     Attributes:
         ready: slots that wait to be trained on.
@@ -190,6 +184,7 @@ class SlotExchange:
         worker_deaths: WorkerDeaths,
     ) -> None:
         """Takes the rings from and to each rollout worker, and its waker, by the worker's index."""
+        super().__init__()
         self._ledger = ledger
         self.ready = ledger.ready
         self._ready = ready
@@ -197,8 +192,6 @@ class SlotExchange:
         self._workers = workers
         self._splits_per_worker = splits_per_worker
         self._worker_deaths = worker_deaths
-        self._changed = threading.Condition()
-        self._failure: BaseException | None = None
 
     def poll(self) -> None:
         """Receives ready slots and grants free ones; reassigns the slots of workers that died."""
@@ -224,34 +217,8 @@ class SlotExchange:
         for worker_idx in woken:
             self._workers[worker_idx].wake()
 
-    def serve(self, waker: Waker, control: RunControl) -> None:
-        """The main loop of the learner's second thread: polls until the run has ended."""
-        try:
-            while not control.ended:
-                self.poll()
-                waker.wait(WAIT_S)
-        except BaseException as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
-
-    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
-        """Takes the columns of a dataset, waiting for them at most `timeout_s`; None if there are too few.
-
-        Raises:
-            RuntimeError: the second thread has failed.
-        """
-        with self._changed:
-            for wait_s in (timeout_s, 0.0):
-                if self._failure is not None:
-                    raise RuntimeError("the thread that exchanges slots failed") from self._failure
-                columns = self._ledger.take_dataset(learner_version)
-                if columns is not None or wait_s == 0.0:
-                    break
-                self._changed.wait(wait_s)
-        if columns is None:
-            self.poll()  # slots that were dropped because of their age are free now
-        return columns
+    def _take(self, learner_version: int) -> list[Columns] | None:
+        return self._ledger.take_dataset(learner_version)
 
     def release(self, columns: list[Columns]) -> None:
         """Frees the slots that were trained on, after newer weights were published, and grants them again."""

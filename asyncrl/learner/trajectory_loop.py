@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from asyncrl.buffers.control import LAST_TURN, PolicyChange, RunControl, TrainedSteps
+from asyncrl.buffers.control import LAST_TURN, PolicyChange, TrainedSteps
 from asyncrl.config.hyperparameters import Hyperparameters
-from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.worker import StopCondition, WeightsPublisher
-from asyncrl.monitoring.reports import LagMetrics, LearnerReport, Phase, PhaseTimer, busy_s
+from asyncrl.learner.worker import LearnerContext, WeightsPublisher
+from asyncrl.monitoring.reports import LagMetrics, LearnerReport, Phase, busy_s
 
 _LOOK_EVERY_S = 0.2
 
@@ -59,6 +58,23 @@ class DatasetRoom(Protocol):
         """Age of its samples."""
 
 
+@dataclass(frozen=True)
+class TrainedBefore:
+    """What a run was trained on before this process.
+
+    Attributes:
+        env_steps: environment steps; of several policies this policy's own.
+        num_samples: samples, counting each pass.
+        agent_steps: samples, counting each once.
+        last_turn: turn of the last `PolicyChange` that had one; None without.
+    """
+
+    env_steps: int = 0
+    num_samples: int = 0
+    agent_steps: int = 0
+    last_turn: int | None = None
+
+
 class TrajectoryLoop:
     """Trains one dataset after the other. Owns the learner and its counters.
 
@@ -72,36 +88,35 @@ class TrajectoryLoop:
         source: DatasetSource,
         batcher: DatasetRoom,
         publisher: WeightsPublisher,
-        config: TrainConfig,
-        phases: PhaseTimer,
-        control: RunControl,
-        stopping: StopCondition,
-        env_steps: int = 0,
-        num_samples: int = 0,
-        agent_steps: int = 0,
-        agreement: RankConsensus | None = None,
+        context: LearnerContext,
+        trained: TrainedBefore = TrainedBefore(),
         look: Callable[[], None] | None = None,
         policies: TrainedSteps | None = None,
         read_weights: Callable[[int], Tensor | None] | None = None,
-        last_turn: int | None = None,
         publishes_passes: bool = True,
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
-        The learner is in the state to begin with. `env_steps`, `num_samples` and `agent_steps` were trained on before,
-        `num_samples` counting each pass. `look` is called a few times a second during an update, for other roles of
-        the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own.
-        `read_weights` returns the block of a source of `PolicyChange`, None without one, and `last_turn` is the last
-        turn of such a change before. Without `publishes_passes` weights are published once for each dataset: nobody
-        collects while it is trained on.
+        Args:
+            learner: in the state to begin with.
+            source: the columns of datasets.
+            batcher: makes a dataset of them.
+            publisher: publishes weights.
+            context: what the learner's parts share.
+            trained: what was trained on before.
+            look: called a few times a second during an update, for other roles of the process.
+            policies: the steps of all policies, if there are several.
+            read_weights: returns the block of a source of `PolicyChange`, None without one.
+            publishes_passes: False to publish once for each dataset, because nobody collects while it is trained on.
         """
-        self._control = control
-        self._stopping = stopping
+        config, env_steps = context.config, trained.env_steps
+        self._control = context.control
+        self._stopping = context.stopping
         self._look = look
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
         self._publishes_passes = publishes_passes and not self._has_fixed_lag
-        self._agreement = agreement or RankConsensus(Ranks())
+        self._agreement = context.agreement
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner
@@ -109,18 +124,18 @@ class TrajectoryLoop:
         self._batcher = batcher
         self._publisher = publisher
         self._config = config
-        self._phases = phases
+        self._phases = context.phases
         self._block = torch.empty(learner.block_size, device=learner.device)
         self._policies = policies
-        self._read_weights, self._last_turn = read_weights, last_turn
+        self._read_weights, self._last_turn = read_weights, trained.last_turn
         self._env_steps = env_steps
         self.own_env_steps = 0
         self._is_cut_short = False
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
         if policies is not None:
-            policies.note(env_steps, agent_steps)
-        self._num_samples, self._agent_steps = num_samples, agent_steps
+            policies.note(env_steps, trained.agent_steps)
+        self._num_samples, self._agent_steps = trained.num_samples, trained.agent_steps
         self._report_started = time.monotonic()
         self._publish()
 

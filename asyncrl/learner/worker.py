@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +71,17 @@ class LearnerLoop(Protocol):
 
 
 @dataclass(frozen=True)
+class LearnerContext:
+    """What the loop and the worker of one learner share; both charge their time to the same `phases`."""
+
+    config: TrainConfig
+    control: RunControl
+    stopping: StopCondition
+    phases: PhaseTimer = field(default_factory=PhaseTimer)
+    agreement: RankConsensus = field(default_factory=lambda: RankConsensus(Ranks()))
+
+
+@dataclass(frozen=True)
 class LearnerOutcome:
     """How a run ended.
 
@@ -87,7 +98,7 @@ class LearnerOutcome:
     checkpoint: str | None
     error: str | None
     is_complete: bool = True
-    elapsed_s: float = dataclasses.field(default=0.0, compare=False)
+    elapsed_s: float = field(default=0.0, compare=False)
     of_policies: tuple[LearnerOutcome, ...] = ()
 
 
@@ -111,27 +122,23 @@ class LearnerWorker:
     def __init__(
         self,
         loop: LearnerLoop,
-        control: RunControl,
-        config: TrainConfig,
+        context: LearnerContext,
         spec: EnvSpec,
         checkpoints: Path,
-        phases: PhaseTimer,
-        stopping: StopCondition,
-        agreement: RankConsensus | None = None,
         saves: bool = True,
         policy_idx: int = 0,
     ) -> None:
-        """Takes a loop that has published its first weights; it charges its time to the same `phases`."""
-        self._agreement = agreement or RankConsensus(Ranks())
+        """Takes a loop that has published its first weights."""
+        self._agreement = context.agreement
         self._num_ranks = self._agreement.ranks.num_ranks
         self._saves = saves
         self._loop = loop
-        self._control = control
-        self._config = config
+        self._control = context.control
+        self._config = context.config
         self._spec = spec
-        self._phases = phases
-        self._stopping = stopping
-        self._saver = CheckpointSaver(checkpoints, config, loop.env_steps, policy_idx)
+        self._phases = context.phases
+        self._stopping = context.stopping
+        self._saver = CheckpointSaver(checkpoints, context.config, loop.env_steps, policy_idx)
         self._num_best = self._num_saves = 0  # requests that were carried out; there may be some from the start
 
     @property

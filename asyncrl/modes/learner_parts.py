@@ -31,12 +31,11 @@ from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.sequence_sampler import SequenceSampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
+from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrainedBefore, TrajectoryLoop
 from asyncrl.learner.transfer import begin_with
-from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
+from asyncrl.learner.worker import LearnerContext, LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
-from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime.checkpoint import load_state
 from asyncrl.runtime.memory import keep_freed_memory
@@ -60,9 +59,7 @@ class LearnerParts:
     setup: RunSetup
     device: torch.device
     saved: LearnerState | None
-    phases: PhaseTimer
-    agreement: RankConsensus
-    stopping: StopCondition
+    context: LearnerContext
 
     @classmethod
     @with_own_settings
@@ -84,25 +81,24 @@ class LearnerParts:
             setup=setup,
             device=device,
             saved=saved,
-            phases=PhaseTimer(),
-            agreement=RankConsensus(ranks, setup.control, setup.hyperparameters),
-            stopping=StopCondition(
-                setup.control, setup.config.train_for_seconds, elapsed_s, setup.config.train_for_env_steps
+            context=LearnerContext(
+                setup.config,
+                setup.control,
+                StopCondition(
+                    setup.control, setup.config.train_for_seconds, elapsed_s, setup.config.train_for_env_steps
+                ),
+                agreement=RankConsensus(ranks, setup.control, setup.hyperparameters),
             ),
         )
 
     def worker(self, loop: LearnerLoop) -> LearnerWorker:
         """The process that runs the loop."""
-        setup, is_first = self.setup, self.agreement.ranks.rank == 0
+        setup, is_first = self.setup, self.context.agreement.ranks.rank == 0
         return LearnerWorker(
             loop,
-            setup.control,
-            setup.config,
+            self.context,
             setup.spec,
             setup.checkpoints,
-            self.phases,
-            stopping=self.stopping,
-            agreement=self.agreement,
             saves=is_first or (setup.plan.replay is not None and setup.config.save_replay),
             policy_idx=setup.policy_idx or 0,
         )
@@ -119,7 +115,7 @@ class LearnerParts:
         setup = self.setup
         model = make_acting_model(setup.spec, setup.with_policy_seed(setup.config))
         assert isinstance(model, ActorCritic)
-        store = ParameterStore(self.agreement.ranks)
+        store = ParameterStore(self.context.agreement.ranks)
         learner = OnPolicyLearner(model, setup.with_policy_seed(setup.learner_config), self.device, store)
         if self.saved is not None:
             begin_with(learner, self.saved)
@@ -128,7 +124,7 @@ class LearnerParts:
 
     def take_state_of_first(self, learner: OnPolicyLearner | ReplayLearner) -> None:
         """Copies weights, optimizer state and statistics from rank 0; each rank keeps its own random generator."""
-        ranks = self.agreement.ranks
+        ranks = self.context.agreement.ranks
         if ranks.num_ranks == 1:
             return
         state = learner.state_dict()
@@ -163,18 +159,16 @@ def build_trajectory_loop(
         source=source,
         batcher=batcher,
         publisher=parts.publisher(),
-        config=setup.config,
-        phases=parts.phases,
-        env_steps=setup.first_env_steps,
-        num_samples=int(before.get("num_samples", 0)),
-        agent_steps=int(before.get("agent_steps", 0)),
-        agreement=parts.agreement,
-        control=setup.control,
-        stopping=parts.stopping,
+        context=parts.context,
+        trained=TrainedBefore(
+            env_steps=setup.first_env_steps,
+            num_samples=int(before.get("num_samples", 0)),
+            agent_steps=int(before.get("agent_steps", 0)),
+            last_turn=None if turn is None else int(turn),
+        ),
         look=look,
         policies=trained_steps,
         read_weights=_reader_of_weights(setup, learner.block_size),
-        last_turn=None if turn is None else int(turn),
         publishes_passes=publishes_passes,
     )
 
@@ -200,7 +194,7 @@ def _reader_of_weights(setup: RunSetup, block_size: int) -> Callable[[int], Tens
 def build_replay_loop(
     parts: LearnerParts, replay: ReplayPlan, stripes: ReplayStripes, waker: Waker | None, workers: Sequence[Waker]
 ) -> tuple[ReplayLoop, ReplayLearner]:
-    setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
+    setup, saved, ranks = parts.setup, parts.saved, parts.context.agreement.ranks
     config, plan = setup.learner_config, setup.plan
     algorithm = config.algorithm
     make_learner = algorithm.make_recurrent_learner if config.use_rnn else algorithm.make_learner
@@ -255,10 +249,10 @@ def build_replay_loop(
         workers=workers,
         control=setup.control,
         config=config,
-        phases=parts.phases,
+        phases=parts.context.phases,
         first_env_steps=setup.first_env_steps,
         threads=ThreadChoice(plan.learner_threads) if chooses_threads else None,
-        agreement=parts.agreement,
+        agreement=parts.context.agreement,
         most_env_steps=share,
         return_scale=return_scale,
     )

@@ -19,9 +19,9 @@ from asyncrl.learner import trajectory_loop as trainer_module
 from asyncrl.learner import worker as worker_module
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.trajectory_loop import TrajectoryLoop
-from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, StopCondition
-from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, PhaseTimer, TrainMetrics
+from asyncrl.learner.trajectory_loop import TrainedBefore, TrajectoryLoop
+from asyncrl.learner.worker import LearnerContext, LearnerOutcome, LearnerWorker, StopCondition
+from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
 from asyncrl.runtime import checkpoint
 
 LAG = LagMetrics(0.0, 0.0, 0, 0.0)
@@ -42,25 +42,14 @@ class Fakes:
         arena, _ = small_arena(planned(batch_size=8, num_workers=1, num_envs_per_worker=2))
         self.control = RunControl(arena, 1)
         publisher = self.Publisher(self)
-        phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
+        counters = resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
         limits = self.config.train_for_seconds, counters["elapsed_s"], self.config.train_for_env_steps
-        stopping = StopCondition(self.control, *limits)
-        self.trainer = TrajectoryLoop(
-            self,
-            self,
-            self,
-            publisher,
-            self.config,
-            phases,
-            self.control,
-            stopping,
-            counters["env_steps"],
-            counters["num_samples"],
-            look=look,
-        )
+        context = LearnerContext(self.config, self.control, StopCondition(self.control, *limits))
+        trained = TrainedBefore(counters["env_steps"], counters["num_samples"])
+        self.trainer = TrajectoryLoop(self, self, self, publisher, context, trained, look=look)
         if best_return is not None:
             self.control.ask_for_best(best_return)
-        self.worker = LearnerWorker(self.trainer, self.control, self.config, BOX, tmp_path, phases, stopping)
+        self.worker = LearnerWorker(self.trainer, context, BOX, tmp_path)
 
     class Publisher:
         def __init__(self, fakes: Fakes) -> None:

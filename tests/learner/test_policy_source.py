@@ -193,7 +193,7 @@ def test_a_failure_of_the_copying_thread_reaches_the_trainer() -> None:
     thread = threading.Thread(target=run.source.serve, args=(waker, RunControl(run.arena, 0)))
     thread.start()
     thread.join()
-    with pytest.raises(RuntimeError, match="copies the rows of slots failed") as caught:
+    with pytest.raises(RuntimeError, match="receives slots failed") as caught:
         run.source.take_dataset(0, timeout_s=20.0)
     assert isinstance(caught.value.__cause__, IndexError)
     waker.close()

@@ -39,12 +39,11 @@ from asyncrl.learner.ranks import RankConsensus, Ranks, Turn
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
-from asyncrl.learner.worker import StopCondition
+from asyncrl.learner.worker import LearnerContext, StopCondition
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.block_network import BatchRenorm
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
-from asyncrl.monitoring.reports import PhaseTimer
 
 ONE_AT_A_TIME = threading.Lock()
 """Initial weights are drawn from the generator of the whole process."""
@@ -494,17 +493,9 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
             lag=lambda *_: None,
             release=lambda _: None,
         )
-        trainer = TrajectoryLoop(
-            learner,
-            source,
-            source,
-            SimpleNamespace(publish=publish),
-            TrainConfig(**settings),
-            PhaseTimer(),
-            control,
-            StopCondition(control, None),
-            agreement=RankConsensus(ranks),
-        )
+        stopping, agreement = StopCondition(control, None), RankConsensus(ranks)
+        context = LearnerContext(TrainConfig(**settings), control, stopping, agreement=agreement)
+        trainer = TrajectoryLoop(learner, source, source, SimpleNamespace(publish=publish), context)
         report = trainer.train_once(0.0)
         assert report is not None
         return (report.num_updates, report.env_steps, report.num_samples), learner.state_dict()

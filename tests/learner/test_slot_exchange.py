@@ -128,7 +128,7 @@ def test_a_failure_of_the_exchanging_thread_reaches_the_trainer() -> None:
     thread = threading.Thread(target=run.exchange.serve, args=(waker, RunControl(run.arena, 2)))
     thread.start()
     thread.join()
-    with pytest.raises(RuntimeError, match="exchanges slots failed") as caught:
+    with pytest.raises(RuntimeError, match="receives slots failed") as caught:
         run.exchange.take_dataset(0, timeout_s=20.0)
     assert isinstance(caught.value.__cause__, IndexError)
     waker.close()

@@ -82,7 +82,9 @@ class HogwildRoles(Roles):
         self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
     ) -> tuple[LearnerWorker, Exchange | None]:
         parts = LearnerParts.begin(setup)
-        return parts.worker(build_parameter_server(setup, hogwild_of(setup.plan), waker, workers, parts.phases)), None
+        return parts.worker(
+            build_parameter_server(setup, hogwild_of(setup.plan), waker, workers, parts.context.phases)
+        ), None
 
 
 def build_parameter_server(
