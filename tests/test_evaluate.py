@@ -255,8 +255,6 @@ def test_all_checkpoints_of_a_run_are_compared_by_name(trained, capsys):
     [
         (("--compare=missing",), "There is no run 'missing'"),
         (("--compare=best", "--video=videos"), "record or show one of them, without --compare"),
-        (("--compare=best", "--opponents=random"), "--compare is not possible with --opponents"),
-        (("--episodes_csv=a.csv", "--opponents=random"), "--episodes_csv is not possible with --opponents"),
         (("--episodes_csv=/proc/a.csv",), "Cannot write /proc/a.csv"),
         (("--episodes_csv=/tmp",), "Cannot write /tmp: it is a folder"),
     ],
