@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn_envs import Counter, greys
-from gymnasium.spaces import Discrete
+from drawn_envs import greys
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.enjoy import main
@@ -71,14 +70,6 @@ def test_the_checkpoint_the_environment_and_the_seed_can_be_chosen(run: Path, ca
     assert [after - before for before, after in zip(*returns, strict=True)] == [2.0] * 3
     (longer, *_) = episodes('--env_kwargs={"length": 5}', "--checkpoint=best")
     assert longer.endswith(", 5 steps")
-
-
-def test_an_environment_that_has_changed_since_the_training_is_refused(
-    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Counter, "action_space", Discrete(3))
-    assert main(["run"]) == 2
-    assert "drawn_envs:counter has spaces that the policy was not trained with: " in capsys.readouterr().err
 
 
 def test_a_window_is_opened_where_there_is_a_screen(
