@@ -8,34 +8,29 @@ Nothing is learned: weights and statistics are those of the checkpoint, rewards 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Json, NonNegativeInt, PositiveInt
 
 import asyncrl.runtime.one_blas_thread  # noqa: F401
-from asyncrl.cli.opponents import OPPONENTS
+from asyncrl.cli.player_options import given_player_option, player_options, with_player_options
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.hooks import load
 from asyncrl.config.value_types import GivenPath, utf8_argument
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.ending import end_process
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 from asyncrl.runtime.reader import run_for_a_reader
-from asyncrl.runtime.run_folder import as_folder_name
 
 if TYPE_CHECKING:
-    import gymnasium
-
-    from asyncrl.config.schema import TrainConfig
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
-    from asyncrl.evaluation.episodes import EvaluationResult
-    from asyncrl.evaluation.matches import MatchResult
+    from asyncrl.evaluation.episodes import EvaluationResult, MakeEnv
     from asyncrl.policy import Policy
 
 _MOST_NAMES = 4
@@ -45,11 +40,13 @@ _EXAMPLES = (
     "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
     "python -m asyncrl.evaluate --checkpoint=train_dir/my_run/checkpoints/best",
     "python -m asyncrl.evaluate --experiment=my_run --compare=best,my_older_run --episodes_csv=played.monitor.csv",
-    "python -m asyncrl.evaluate --experiment=my_game --opponents=random,my_older_game --episodes=200",
+    *(each.examples["evaluate"] for each in player_options()),
 )
 
 
-class _Options(BaseModel):
+class Options(BaseModel):
+    """Options of the command, without those of features."""
+
     experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
     train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
     checkpoint: str = option(
@@ -81,11 +78,6 @@ class _Options(BaseModel):
     )
     video: GivenPath | None = option(None, "folder to record the episodes into as videos; needs imageio-ffmpeg")
     render: bool = option(False, "show the episodes in a window, one after the other")
-    opponents: str | None = option(
-        None,
-        f"with several agents: play matches against these, separated by commas: {OPPONENTS}; the policy plays each "
-        "agent in --episodes episodes, the opponent all others",
-    )
     as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
 
 
@@ -94,13 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from asyncrl.envs.errors import EnvironmentFailed
 
     arguments = sys.argv[1:] if argv is None else list(argv)
-    flags = option_flags(_Options)
+    model = with_player_options(Options, "evaluate")
+    flags = option_flags(model)
     if {"--help", "-h"} & set(arguments):
         usage = "python -m asyncrl.evaluate --experiment=NAME"
         print(format_help(usage, _DESCRIPTION, {}, flags, _EXAMPLES))
         return 0
     texts, wrong = split_flags(arguments, {}, flags)
-    options, refused = parse_options(_Options, texts)
+    options, refused = parse_options(model, texts)
     problems = [problem.text for problem in wrong] + refused
     if options is not None:
         problems += _conflicts(options)
@@ -109,13 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError("\nerror: ".join(problems))
         if options.episodes_csv is not None:
             _check_can_write(options.episodes_csv)
-        result: EvaluationResult | Comparison | _Matches
-        if options.opponents is not None:
-            result = _play_matches(options)
+        path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
+        if (given := given_player_option(options)) is not None:
+            result = load(given.evaluate)(path, options)
         elif options.compare is not None:
-            result = _compare(options)
+            result = _compare(path, options)
         else:
-            result = _evaluate(options)
+            result = _evaluate(path, options)
     except (UsageError, checkpoints.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -132,16 +125,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _conflicts(options: _Options) -> list[str]:
+def _conflicts(options: Options) -> list[str]:
     """A sentence for each two flags that cannot be given together."""
     found = []
     if options.render and options.video is not None:
         found.append("--render shows episodes and --video records them: give one of the two.")
     if options.compare is not None and (options.render or options.video is not None):
         found.append("--compare plays several policies: record or show one of them, without --compare.")
-    for name in ("compare", "episodes_csv") if options.opponents is not None else ():
-        if getattr(options, name) is not None:
-            found.append(f"--{name} is not possible with --opponents, which plays matches.")
+    if (given := given_player_option(options)) is not None:
+        text = f"is not possible with --{given.name}, which plays {given.plays}."
+        found += [f"--{name} {text}" for name in given.excludes if getattr(options, name) is not None]
     return found
 
 
@@ -156,12 +149,14 @@ def _check_can_write(path: Path) -> None:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another --episodes_csv.") from error
 
 
-def _evaluate(options: _Options) -> EvaluationResult:
-    path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
+def _evaluate(path: Path, options: Options) -> EvaluationResult:
     t_start = time.time()
     recorded_before = _recordings(options.video)
-    policy = _load(path, options)
-    result = _play(policy, path, options, _env_factory(policy.config, options))
+
+    from asyncrl.cli.playing import env_factory, load_to_play  # torch takes a second: mistakes are reported before
+
+    policy = load_to_play(path, options)
+    result = _play(policy, path, options, env_factory(policy.config, options.render, options.video))
     if options.video is not None:
         recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
         shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
@@ -172,17 +167,18 @@ def _evaluate(options: _Options) -> EvaluationResult:
     return result
 
 
-def _compare(options: _Options) -> Comparison:
-    """Plays all policies in the environment of the first one."""
-    paths = _compared(options)
+def _compare(path: Path, options: Options) -> Comparison:
+    """Plays all policies in the environment of the first one, that of `path`."""
+    paths = _compared(path, options)
 
+    from asyncrl.cli.playing import load_to_play  # torch takes a second: mistakes are reported before
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
     from asyncrl.evaluation.episodes import make_checked_env
-    from asyncrl.evaluation.matches import same_spaces
+    from asyncrl.evaluation.team import same_spaces
 
     names = list(map(_name_of, paths))
     t_start = time.time()
-    policies = [_load(path, options) for path in paths]
+    policies = [load_to_play(path, options) for path in paths]
     first = policies[0]
     for path, policy in zip(paths, policies, strict=True):
         if not same_spaces(policy.spec, first.spec):
@@ -196,9 +192,9 @@ def _compare(options: _Options) -> Comparison:
     return Comparison(tuple(names), tuple(each.result for each in played))
 
 
-def _compared(options: _Options) -> list[Path]:
-    """The checkpoints to compare, the first of which is that of --experiment and --checkpoint."""
-    found = [find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)]
+def _compared(path: Path, options: Options) -> list[Path]:
+    """The checkpoints to compare, the first of which is `path`."""
+    found = [path]
     folder = None if options.experiment is None else checkpoints_of(find_run(options.experiment, options.train_dir))
     for name in filter(None, map(str.strip, str(options.compare).split(","))):
         if name == "all" and folder is not None:
@@ -220,26 +216,9 @@ def _name_of(path: Path) -> str:
     return str(path.resolve().relative_to(run.parent)).replace("/checkpoints/", "/", 1)
 
 
-def _load(path: Path, options: _Options) -> Policy:
-    # Imports torch, which takes a second: mistakes of the user are reported before.
-    import torch
-
-    from asyncrl.cli.playing import change_env
-    from asyncrl.policy import load_policy
-    from asyncrl.runtime.seeding import role_seed, seed_global_generators
-
-    torch.set_num_threads(1)  # a few observations are too little work for more threads
-    seed_global_generators(role_seed(options.seed, "evaluate"))
-    policy = load_policy(path, device=options.device, seed=options.seed)
-    change_env(policy, options.env, options.env_kwargs)
-    return policy
-
-
-def _play(
-    policy: Policy, path: Path, options: _Options, make: Callable[[int], gymnasium.Env[Any, Any]] | None
-) -> EvaluationResult:
+def _play(policy: Policy, path: Path, options: Options, make: MakeEnv | None) -> EvaluationResult:
     from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_team
+    from asyncrl.evaluation.team import load_team
 
     env_steps = checkpoints.saved_env_steps(path)
     team = load_team(policy, path, options.device, options.seed)
@@ -258,7 +237,7 @@ def _play(
     return dataclasses.replace(result.of_agents(team.own), env_steps=env_steps, checkpoint=str(path))
 
 
-def _write_episodes(options: _Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:
+def _write_episodes(options: Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:
     if options.episodes_csv is None:
         return
     from asyncrl.evaluation.comparison import write_episodes
@@ -271,76 +250,9 @@ def _write_episodes(options: _Options, policy: Policy, t_start: float, played: S
         print(f"wrote {options.episodes_csv}", flush=True)
 
 
-def _play_matches(options: _Options) -> _Matches:
-    path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
-    policy = _load(path, options)
-
-    from asyncrl.cli.playing import load_opponents
-    from asyncrl.evaluation.matches import play_matches
-
-    given = (str(options.opponents), options.train_dir, options.device, options.seed)
-    opponents = load_opponents(policy, path, *given)
-    agents = len(policy.spec.agents)
-    seats = f"all its {len(policy.spec.own_agents)}" if policy.spec.spaces else "each"
-    print(f"{policy.config.env}: {path}, {options.episodes} episodes as {seats} of {agents} agents", flush=True)
-    return _Matches(
-        play_matches(
-            policy,
-            opponents,
-            episodes=options.episodes,
-            num_envs=1 if options.render else options.num_envs,
-            seed=options.seed,
-            deterministic=options.deterministic,
-            make=_match_factory(policy.config, options),
-        )
-    )
-
-
-class _Matches:
-    """What is shown of matches."""
-
-    def __init__(self, results: list[MatchResult]) -> None:
-        self._results = results
-
-    def to_text(self) -> str:
-        from asyncrl.evaluation.comparison import aligned
-
-        rows = [["opponent", "plays", "won", "drawn", "lost", "share won (95 %)", "return"]]
-        for result in self._results:
-            low, high = result.won_ci95
-            share = f"{result.won / len(result.returns):.3f} [{low:.3f}, {high:.3f}]"
-            counts = [str(count) for count in (result.won, result.drawn, result.lost)]
-            rows.append([result.opponent, result.agent, *counts, share, f"{result.mean_return:.2f}"])
-        return aligned(rows)
-
-    def to_data(self) -> dict[str, Any]:
-        return {"matches": [result.to_data() for result in self._results]}
-
-
 def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
     """The videos in a folder, with the times of their last change."""
     return set() if folder is None else {(path, path.stat().st_mtime_ns) for path in folder.glob("*.mp4")}
-
-
-def _env_factory(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.Env[Any, Any]] | None:
-    """Makes environments that are shown or recorded; None without --render and --video."""
-    make = _match_factory(config, options)
-    return None if make is None else functools.partial(make, "")
-
-
-def _match_factory(config: TrainConfig, options: _Options) -> Callable[[str, int], gymnasium.Env[Any, Any]] | None:
-    """As `_env_factory`; files of recordings begin with the name of the match."""
-    if options.video is None and not options.render:
-        return None
-    from asyncrl.envs.showing import make_shown_env
-
-    def make(match: str, number: int) -> gymnasium.Env[Any, Any]:
-        if (folder := options.video) is None:
-            return make_shown_env(config, "human", None, number)
-        name = f"{as_folder_name(match)}-env-{number}" if match else f"env-{number}"
-        return make_shown_env(config, "rgb_array", lambda idx: folder / f"{name}-episode-{idx}.mp4", number)
-
-    return make
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`enjoy`: what it shows, in which file, and who plays whom in a match."""
+"""`enjoy`: what it shows, and in which file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn_envs import Counter, greys
-from gymnasium.spaces import Discrete
-from test_matches import checkpoint_of
+from drawn_envs import greys
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.enjoy import main
@@ -74,26 +72,6 @@ def test_the_checkpoint_the_environment_and_the_seed_can_be_chosen(run: Path, ca
     assert longer.endswith(", 5 steps")
 
 
-def test_an_environment_that_has_changed_since_the_training_is_refused(
-    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Counter, "action_space", Discrete(3))
-    assert main(["run"]) == 2
-    assert "drawn_envs:counter has spaces that the policy was not trained with: " in capsys.readouterr().err
-
-
-def test_in_a_match_opponents_and_places_change_with_the_episodes(tmp_path: Path, capsys: Captured) -> None:
-    good = checkpoint_of(tmp_path / "good", "drawn_envs:game", True)
-    bad = checkpoint_of(tmp_path / "bad", "drawn_envs:game", False)
-    assert main([str(good), f"--opponents={bad},random", "--deterministic", "--video=match.mp4"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("episode")]
-    assert lines[0] == f"episode 1: first (policy) 3.00, second ({bad}) 0.00, 6 steps"
-    assert lines[1].startswith("episode 2: first (policy) 3.00, second (random) ")
-    assert lines[2] == f"episode 3: first ({bad}) 0.00, second (policy) 2.00, 6 steps"
-    assert lines[3].startswith("episode 4: first (random) ") and len(lines) == 4
-    assert Path("match.mp4").stat().st_size > 0
-
-
 def test_a_window_is_opened_where_there_is_a_screen(
     run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +89,6 @@ def test_a_window_is_opened_where_there_is_a_screen(
         (("other",), "There is no run 'other'"),
         (("run", "--policy=3"), "has no policy 3"),
         (("run", "--video=a.avi"), "expected a file name that ends in .mp4"),
-        (("run", "--opponents=random"), "needs an environment of several agents"),
         (("run", "--checkpoint=bset"), "the nearest is best"),
     ],
 )

@@ -84,6 +84,20 @@ def test_a_large_learning_rate_of_convolutions_is_warned_of(env: str, more: tupl
     assert any("convolutions" in warning.text for warning in result.warnings) == warns
 
 
+@pytest.mark.parametrize(
+    ("flags", "said", "instead"),
+    [
+        (("--rollout=1024", "--batch_size=1024"), "One rollout of one agent takes 27.6 MiB", "--rollout=16"),
+        (("--algo=sac", "--batch_size=1024", "--replay_size=9999"), "One batch takes 27.6 MiB", "--batch_size=32"),
+    ],
+)
+def test_large_observations_are_warned_of(flags: tuple[str, ...], said: str, instead: str) -> None:
+    (warning,) = (each for each in checked("--env=Screen-v0", *flags).warnings if each.settings == ("env",))
+    assert warning.text.startswith(f"{said}: an observation of Screen-v0 has 27.6 KiB")
+    assert warning.suggestions == ("smaller images", instead)
+    assert not any(each.settings == ("env",) for each in checked("--env=Screen-v0").warnings)
+
+
 def test_what_an_encoder_of_a_users_own_bears_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
     registry.register_encoder("own")(ObservationEncoder)

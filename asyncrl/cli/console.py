@@ -17,9 +17,10 @@ from asyncrl.models.sizes import conv_architecture
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, print_line
-from asyncrl.run.preflight import Preflight, format_bytes
+from asyncrl.run.preflight import Preflight
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
 from asyncrl.runtime.locating import checkpoints_of
+from asyncrl.runtime.memory import format_bytes
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import drop_output
 from asyncrl.runtime.run_folder import RunFolder, shown_path

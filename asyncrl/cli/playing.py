@@ -1,18 +1,40 @@
-"""What the commands that play a trained policy share: arguments of its environment, and its opponents."""
+"""What the commands that play a trained policy share: loading it, and making its environment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
+from gymnasium import Env
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.hooks import hooks, load
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.showing import make_shown_env
 from asyncrl.envs.spaces import read_spec
-from asyncrl.evaluation.episodes import Player, make_checked_env
-from asyncrl.evaluation.matches import RandomPlayer, load_players, same_spaces
+from asyncrl.evaluation.episodes import MakeEnv, make_checked_env
+from asyncrl.evaluation.team import same_spaces
 from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime.locating import find_checkpoint
+from asyncrl.runtime.seeding import role_seed, seed_global_generators
+
+
+class PlayOptions(Protocol):
+    """Options of a command that plays a policy."""
+
+    device: str
+    seed: int
+    env: str | None
+    env_kwargs: dict[str, Any]
+
+
+def load_to_play(path: Path, options: PlayOptions) -> Policy:
+    """Loads the policy of a checkpoint, and prepares this process and the policy's environment for playing."""
+    torch.set_num_threads(1)  # a few observations are too little work for more threads
+    seed_global_generators(role_seed(options.seed, "evaluate"))
+    policy = load_policy(path, device=options.device, seed=options.seed)
+    change_env(policy, options.env, options.env_kwargs)
+    return policy
 
 
 def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -> None:
@@ -43,39 +65,18 @@ def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -
     policy.config = config
 
 
-def load_opponents(
-    policy: Policy, checkpoint: Path, names: str, train_dir: str, device: str, seed: int
-) -> dict[str, Sequence[Player]]:
-    """The opponents that --opponents names, separated by commas; of each the players of all kinds of spaces.
+def env_factory(config: TrainConfig, render: bool, video: Path | None, prefix: str = "") -> MakeEnv | None:
+    """Makes environments that are shown, or recorded into files in the folder `video`; None without both.
 
-    Args:
-        policy: the policy that plays against them.
-        checkpoint: where it was loaded from.
-        names: names of `asyncrl.cli.opponents`.
-        train_dir: folder of runs that are named without a path.
-        device: device of the opponents.
-        seed: seed of their sampled actions; each gets another one.
-
-    Raises:
-        UsageError: the environment has one agent, or there is no such opponent, or it has other spaces.
+    Names of files begin with `prefix`.
     """
-    found: dict[str, Path | None] = {}
-    named = hooks("OPPONENTS")
-    for name in filter(None, map(str.strip, names.split(","))):
-        if name in named:
-            found |= load(named[name][0])(checkpoint)
-        else:
-            found[name] = None if name == "random" else find_checkpoint(name, train_dir=train_dir)
-    if not policy.spec.agents:
-        raise UsageError(f"--opponents needs an environment of several agents, and {policy.config.env} has one.")
-    opponents: dict[str, Sequence[Player]] = {}
-    for number, (name, path) in enumerate(found.items(), start=1):
-        if path is None:
-            kinds = enumerate(policy.spec.kinds)
-            opponents[name] = [RandomPlayer(kind, policy.config, seed + number + idx) for idx, kind in kinds]
-            continue
-        opponent = load_policy(path, device=device, seed=seed + number)
-        if not same_spaces(opponent.spec, policy.spec):
-            raise UsageError(f"--opponents: {path} was trained in {opponent.spec.env_id}, with other spaces.")
-        opponents[name] = load_players(opponent, path, device, seed + number)
-    return opponents
+    if video is None and not render:
+        return None
+
+    def make(number: int) -> Env[Any, Any]:
+        if video is None:
+            return make_shown_env(config, "human", None, number)
+        name = f"{prefix}env-{number}-episode"
+        return make_shown_env(config, "rgb_array", lambda idx: video / f"{name}-{idx}.mp4", number)
+
+    return make

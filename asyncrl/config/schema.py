@@ -115,7 +115,11 @@ class TrainConfig(
             raise
         except Exception as error:
             raise UsageError(f"--algo={name}: a module raised {type(error).__name__}: {error}") from error
-        return (algorithm.settings or cls).model_validate(values)
+        config_type = algorithm.settings or cls
+        if unknown := [str(name) for name in values if name not in config_type.model_fields]:
+            text = "Unknown settings, which a feature that is not installed may have written"
+            raise ConfigError([Problem((), f"{text}: {', '.join(unknown)}.")])
+        return config_type.model_validate(values)
 
     @model_validator(mode="wrap")
     @classmethod

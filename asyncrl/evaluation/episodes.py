@@ -181,6 +181,9 @@ class PlayedPolicy(Player, Protocol):
 MOST_STEPS = 200_000
 """Steps after which an episode counts as one without an end, for which an evaluation would wait for ever."""
 
+MakeEnv = Callable[[int], gymnasium.Env[Any, Any]]
+"""Makes the environment of an index."""
+
 Choose = Callable[[int, int], int]
 """Which player plays an agent, by the agent's number, in an episode, by its number."""
 
@@ -194,7 +197,7 @@ def evaluate(
     deterministic: bool = False,
     report: Callable[[int, int], None] | None = None,
     report_every_s: float = 5.0,
-    make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
+    make: MakeEnv | None = None,
     others: Sequence[Player] = (),
     choose: Choose = lambda agent, episode: 0,
     max_steps: int | None = None,

@@ -31,22 +31,20 @@ from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.probe import probe
 from asyncrl.envs.showing import require_video_package
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, ObservationPart, has_shape_of_image
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.models.sizes import weights_block_size
 from asyncrl.modes.choice import arena_bytes, find_problems, mode_of
-from asyncrl.modes.mode import MORE_MEMORY, Mode
+from asyncrl.modes.mode import MORE_MEMORY
 from asyncrl.observers.loading import find_callback
 from asyncrl.observers.trackers import require_package
 from asyncrl.rollout.policy_mapping import choose_by_name, specs_of_policies
 from asyncrl.run import dry_start, resuming
+from asyncrl.run.spec_warnings import find_spec_warnings
 from asyncrl.runtime import run_folder
-from asyncrl.runtime.memory import available_bytes
+from asyncrl.runtime.memory import available_bytes, format_bytes
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment, without memory that processes share
-_LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
-_LARGEST_OF_PIXELS = (1.0, 255.0)
 _NETWORKS_OF_USERS = ("encoder", "core", "model")
-_LARGE_ROLLOUT = 16 << 20  # bytes of one environment's observations; games of Atari have 3.6 MB
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def run(
         problems += source_problems
         if not resume_problems:
             problems += resuming.find_problems_of_checkpoint(config, spec)
-        warnings += [*_env_warnings(config, plan, spec), *_large_observations(mode_of(plan), plan, spec)]
+        warnings += find_spec_warnings(config, plan, spec)
         policies = [config] * plan.num_policies
         try:
             if "policies" not in _names(name_problems) | _names(found):
@@ -148,7 +146,7 @@ def run(
             needed = of_one_rank * plan.num_local_ranks
             problems += dry_start.find_plan_problems(config, plan, of_one_rank)
             if needed > free:
-                problems.append(_too_large(mode_of(plan), plan, needed, free))
+                problems.append(mode_of(plan).memory_problem(plan, needed, free))
             else:
                 warnings += _tight_memory(plan, needed, free)
             if not source_problems and not {"init_from", "policies"} & _names([*name_problems, *problems]):
@@ -209,8 +207,7 @@ def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None]
 
 def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     """What the settings cannot do with the environment's spaces."""
-    if spec.agents:
-        yield from _agents_problems(config, spec)
+    yield from mode_of(plan).find_spec_problems(config, plan, spec)
     of_features = [found for rule in hooks("SPEC_RULES").values() for found in load(rule)(config, plan, spec)]
     yield from of_features
     # Where agents have different spaces, the problem of a feature names the mapping that fits.
@@ -220,8 +217,6 @@ def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> It
     for kind in spec.kinds:
         yield from _action_problems(config, kind)
     yield from _image_problems(config, spec)
-    if plan.replay is not None and plan.replay.kind.find_problems is not None:
-        yield from load(plan.replay.kind.find_problems)(config, spec)
     if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
         yield from _float16_problems(spec)
 
@@ -301,22 +296,10 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
         config = resuming.resolve_source(config)
     except UsageError as error:
         problems.append(Problem(("init_from",), str(error)))
-    try:
-        for module in config.import_modules:
-            import_user_module(module)
-    except Exception as error:
-        problems.append(_of_user_code(("import_modules",), "importing a module", error))
+    problems += _refused_names("import_modules", config.import_modules, import_user_module)
     problems += _known_to_this_script_only(config)
-    for name in config.callbacks:
-        try:
-            find_callback(name)
-        except Exception as error:
-            problems.append(_of_user_code(("callbacks",), "importing a module", error))
-    for name in config.track:
-        try:
-            require_package(name)
-        except UsageError as error:
-            problems.append(Problem(("track",), str(error)))
+    problems += _refused_names("callbacks", config.callbacks, find_callback)
+    problems += _refused_names("track", config.track, require_package)
     if config.cluster == "ray" and (reason := connection.find_problem(config)) is not None:
         problems.append(Problem(("cluster", "ray_address"), reason, ("--cluster=none",)))
     if config.video_every_env_steps is not None:
@@ -325,6 +308,15 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
         except UsageError as error:
             problems.append(Problem(("video_every_env_steps",), str(error)))
     return config, problems
+
+
+def _refused_names(setting: str, names: Iterable[str], find: Callable[[str], object]) -> Iterator[Problem]:
+    """The problem of each name in a setting that `find` cannot find."""
+    for name in names:
+        try:
+            find(name)
+        except Exception as error:
+            yield _of_user_code((setting,), "importing a module", error)
 
 
 def _known_to_this_script_only(config: TrainConfig) -> Iterator[Problem]:
@@ -437,18 +429,6 @@ def _image_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
                 yield Problem(("image_keys", "env"), text)
 
 
-def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
-    text = f"{spec.env_id} has {len(spec.agents)} agents"
-    if config.is_off_policy:
-        yield Problem(
-            ("algo", "env"), f"{text}, which --algo={config.algo} cannot train.", ("--algo=ppo", "--algo=a2c")
-        )
-    if config.backend == "hogwild":
-        yield Problem(
-            ("backend", "env"), f"{text}, which --backend=hogwild cannot train.", ("--backend=actor_learner",)
-        )
-
-
 def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
     try:
         choose_by_name(config.maps_policies, config.num_policies, spec, config.seed)
@@ -456,87 +436,6 @@ def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
         yield Problem(("policy_mapping", "num_policies"), str(error))
     except Exception as error:
         yield _of_user_code(("policy_mapping",), "importing a module", error)
-
-
-def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether returns in training say less about a policy than evaluations do."""
-    return _misses_first_observations(config, spec) or any(_misleading_by_features(config, spec))
-
-
-def _misleading_by_features(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
-    """What features do to returns in training so that these choose no best checkpoint."""
-    found = (load(place)(config, spec) for place in hooks("MISLEADING").values())
-    return (problem for problem in found if problem is not None)
-
-
-def _misses_first_observations(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether a recurrent state misses the first observation after a truncation (see `VectorEnvGroup`)."""
-    return config.use_rnn and spec.resets_within_step
-
-
-def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
-    steps, longest = (config.save_every_env_steps or 0) // plan.num_envs, spec.max_episode_steps
-    if config.checkpoint_resets and config.save_every_env_steps is not None and longest is not None and steps < longest:
-        text = (
-            f"--checkpoint_resets=True restarts all episodes every {config.save_every_env_steps} steps, after {steps} "
-            f"in each of {plan.num_envs} environments, but an episode of {spec.env_id} may last {longest}."
-        )
-        fitting = f"--save_every_env_steps={10 * plan.num_envs * longest}"
-        yield Problem(("save_every_env_steps", "checkpoint_resets"), text, (fitting,))
-    if not config.atari_preprocessing and not spec.made_of.startswith("ALE/"):
-        text = f"--atari_preprocessing=False has no effect: {spec.env_id} is not a game of Atari."
-        yield Problem(("atari_preprocessing", "env"), text)
-    if config.exploration_noise != "white" and config.is_off_policy and spec.action.num_deviations == 0:
-        text = f"--exploration_noise={config.exploration_noise} has no effect: {spec.env_id} has no continuous actions."
-        yield Problem(("exploration_noise", "env"), text)
-    evaluate = ("--eval_every_env_steps=100000",) if config.eval_every_env_steps is None else ()
-    is_not_chosen = config.save_best_metric == "auto" and evaluate
-    end = ", and no best checkpoint is chosen by them." if is_not_chosen else "."
-    if _misses_first_observations(config, spec):
-        text = (
-            f"{spec.env_id} resets its environments within a step (autoreset mode SAME_STEP or DISABLED). After a "
-            f"truncation a recurrent policy misses the first observation, so training returns differ from what the "
-            f"policy reaches{end}"
-        )
-        yield Problem(("env_backend", "use_rnn", "save_best_metric"), text, (*evaluate, "--env_backend=gym"))
-    elif is_not_chosen:
-        yield from _misleading_by_features(config, spec)
-    like_images = [part for kind in spec.kinds for part in kind.observation.parts if _is_like_image(part)]
-    if like_images:
-        keys = ",".join(dict.fromkeys(part.name for part in like_images))
-        text = (
-            f"{spec.env_id} has {like_images[0]}, with the shape and the bounds of an image. It is not uint8, so it is "
-            f"read as numbers, without convolutions; if it is an image, give --image_keys={keys}."
-        )
-        yield Problem(("image_keys", "env"), text)
-    has_images = any(kind.observation.has_images for kind in spec.kinds)
-    has_convolutions = has_images and config.encoder == config.model == "default"
-    rate, usual = config.learning_rate, TrainConfig.model_fields["learning_rate"].default
-    if has_convolutions and not config.is_off_policy and rate >= _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
-        text = (
-            f"--learning_rate={rate:g} is large for the convolutions over images of {spec.env_id}: an update may "
-            "permanently collapse the image features."
-        )
-        yield Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))
-
-
-def _is_like_image(part: ObservationPart) -> bool:
-    """Whether numbers may be meant as an image: three or more axes, and bounds of 1 or 255."""
-    is_array = part.kind == "numbers" and not part.is_image and len(part.shape) > 2
-    return is_array and has_shape_of_image(part.shape, part.channels) and part.largest in _LARGEST_OF_PIXELS
-
-
-def _large_observations(mode: Mode, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
-    """Warns if the observations that a run holds in any case are unusually large."""
-    row = max(kind.observation.row_bytes for kind in spec.kinds)
-    name, num_rows, smaller = mode.samples_at_once(plan)
-    if row * num_rows >= _LARGE_ROLLOUT:
-        text = (
-            f"{name} takes {format_bytes(row * num_rows)}: an observation of {spec.env_id} has {format_bytes(row)}, "
-            f"and there are {plan.num_envs} environments. Images of 84 x 84 are usual "
-            "(gymnasium.wrappers.ResizeObservation)."
-        )
-        yield Problem(("env",), text, ("smaller images", *smaller))
 
 
 def _tight_memory(plan: ResourcePlan, needed: int, free: int) -> Iterator[Problem]:
@@ -549,21 +448,3 @@ def _tight_memory(plan: ResourcePlan, needed: int, free: int) -> Iterator[Proble
             "some of them."
         )
         yield Problem(("num_workers",), text, (MORE_MEMORY,))
-
-
-def _too_large(mode: Mode, plan: ResourcePlan, needed: int, free: int) -> Problem:
-    memory = (
-        f"{format_bytes(needed)} ({needed} bytes) of shared memory, but only {format_bytes(free)} ({free} bytes) are "
-        "free."
-    )
-    return mode.memory_problem(plan, needed, free, memory)
-
-
-def format_bytes(count: int) -> str:
-    """A number of bytes in the unit that people use for its size."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:,.1f} GiB"

@@ -42,6 +42,7 @@ from asyncrl.observers.trackers import load_trackers
 from asyncrl.observers.writers import EpisodesCsv, JsonLines, TensorBoard
 from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
+from asyncrl.run.spec_warnings import training_returns_mislead
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
 from asyncrl.runtime.forks import has_lost_threads
@@ -301,7 +302,7 @@ class Session:
             run,
             started_at=started_at,
             restarts=self._num_restarts,
-            training_returns_mislead=preflight.training_returns_mislead(config, spec),
+            training_returns_mislead=training_returns_mislead(config, spec),
         )
         try:
             run.notify(Observer.on_start)

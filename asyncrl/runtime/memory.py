@@ -48,3 +48,13 @@ def _reclaimable(folder: Path) -> int:
     counts = {name: count for name, _, count in (line.partition(" ") for line in lines)}
     text = counts.get("inactive_file", counts.get("total_inactive_file", "0"))
     return int(text) if text.isdigit() else 0
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes in the unit that people use for its size."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"

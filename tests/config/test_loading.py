@@ -482,11 +482,12 @@ def test_a_written_file_means_the_same_to_every_reader(tmp_path: Path) -> None:
         ("env: !!null a", "has the tag"),
         ("env: 2020-13-45", "is not valid YAML: month must be in 1..12"),
         ("env: &a [*a]", "is not valid YAML"),
+        ("a: 1\nseed: 2\nb: 3", "Unknown settings, which a feature that is not installed may have written: a, b."),
     ],
 )
 def test_saved_settings_that_no_run_has_written_are_one_sentence(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(UsageError) as raised:
-        read_saved_values(file)
+        TrainConfig.from_saved(read_saved_values(file))
     assert said in str(raised.value) and "\n" not in str(raised.value)

@@ -54,8 +54,8 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
 @pytest.mark.parametrize(
     ("model", "flags"),
     [
-        (evaluate._Options, ("episodes_csv", "video")),
-        (enjoy._Options, ("video",)),
+        (evaluate.Options, ("episodes_csv", "video")),
+        (enjoy.Options, ("video",)),
         (plot_command.Options, ("out",)),
         (benchmark.OwnOptions, ("output", "json", "config")),
     ],

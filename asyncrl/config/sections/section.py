@@ -35,10 +35,12 @@ class Opponents(NamedTuple):
     """Frozen policies that play against the one that trains.
 
     Attributes:
+        setting: the switch without which there are none.
         most: how many there are at most.
         mapping: `asyncrl.rollout.policy_mapping.MakeMapping` of a split, as `module:function`.
     """
 
+    setting: str
     most: int
     mapping: str
 

@@ -194,7 +194,7 @@ def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
     import torch
 
     from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_team
+    from asyncrl.evaluation.team import load_team
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)

@@ -26,12 +26,12 @@ def find_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield make_problem(
             f"with_pbt {name}", f"--with_pbt=True cannot be used with --{name}={value}.", _OFF, "--algo=ppo"
         )
-    if plan.num_opponents > 0:
+    if (opponents := config.opponents) is not None:
         text = (
-            "--self_play=True cannot be used with --with_pbt=True: returns against different opponents cannot be "
-            "compared."
+            f"--{opponents.setting}=True cannot be used with --with_pbt=True: returns against different opponents "
+            "cannot be compared."
         )
-        yield make_problem("self_play with_pbt", text, _OFF, "--self_play=False")
+        yield make_problem(f"{opponents.setting} with_pbt", text, _OFF, f"--{opponents.setting}=False")
     if plan.num_policies == 1 and own.pbt_shared_dir is None:
         text = "--with_pbt=True needs several policies, or several runs with one --pbt_shared_dir."
         yield make_problem("with_pbt num_policies pbt_shared_dir", text, "--num_policies=4", "--pbt_shared_dir=FOLDER")

@@ -32,7 +32,7 @@ class SelfPlaySettings(Section):
         """The members of the pool."""
         if not self.self_play:
             return super().opponents
-        return Opponents(self.self_play_pool_size, "asyncrl.contrib.self_play.mapping:make_mapping")
+        return Opponents("self_play", self.self_play_pool_size, "asyncrl.contrib.self_play.mapping:make_mapping")
 
     @property
     def has_comparable_returns(self) -> bool:

@@ -64,6 +64,17 @@ def _problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             yield Problem((name, "backend"), text, (f"--{name}={TrainConfig.model_fields[name].default}",))
 
 
+def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
+    if spec.agents:
+        text = f"{spec.env_id} has {len(spec.agents)} agents, which --backend=hogwild cannot train."
+        yield Problem(("backend", "env"), text, ("--backend=actor_learner",))
+
+
+def _replay_spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
+    yield from REPLAY.find_spec_problems(config, plan, spec)
+    yield from _spec_problems(config, plan, spec)
+
+
 def _replay_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     yield from REPLAY.find_problems(config, plan)
     yield from _problems(config, plan)
@@ -93,6 +104,7 @@ HOGWILD = dataclasses.replace(
     find_problems=_problems,
     arrays=_arrays,
     roles="asyncrl.modes.hogwild.roles:HogwildRoles",
+    find_spec_problems=_spec_problems,
     private_bytes=_private_bytes,
     shared_sizes=shared_sizes,
     learner_grants_slots=False,
@@ -104,6 +116,7 @@ HOGWILD_WITH_REPLAY = dataclasses.replace(
     applies=lambda plan: plan.hogwild is not None and plan.replay is not None,
     find_problems=_replay_problems,
     memory_problem=REPLAY.memory_problem,
-    samples_at_once=REPLAY.samples_at_once,
+    find_spec_problems=_replay_spec_problems,
+    find_spec_warnings=REPLAY.find_spec_warnings,
     is_past_warm_up=lambda plan, env_steps: is_past_warm_up(plan, env_steps, num_learners=plan.num_workers),
 )

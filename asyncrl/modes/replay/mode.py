@@ -13,7 +13,7 @@ from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.config.replay_checks import replay_problems
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.modes.mode import MORE_MEMORY, Mode, SamplesAtOnce
+from asyncrl.modes.mode import MORE_MEMORY, Mode, memory_text, warn_of_large_observations
 
 
 def replay_of(plan: ResourcePlan) -> ReplayPlan:
@@ -26,18 +26,28 @@ def _problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     return replay_problems(config, replay_of(plan), plan)
 
 
-def _replay_too_large(plan: ResourcePlan, needed: int, free: int, memory: str) -> Problem:
+def _replay_too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     """The problem of a replay that does not fit into memory."""
     size = replay_of(plan).size
-    text = f"A replay of {size} environment steps needs {memory}"
+    text = f"A replay of {size} environment steps needs {memory_text(needed, free)}"
     fitting = max(1, int(size * free * 0.9 / needed))
     return Problem(("replay_size",), text, (f"--replay_size={fitting}", MORE_MEMORY))
 
 
-def _batch_at_once(plan: ResourcePlan) -> SamplesAtOnce:
-    """The rows of one batch."""
+def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
+    if spec.agents:
+        text = f"{spec.env_id} has {len(spec.agents)} agents, which --algo={config.algo} cannot train."
+        yield Problem(("algo", "env"), text, ("--algo=ppo", "--algo=a2c"))
+    if (find := replay_of(plan).kind.find_problems) is not None:
+        yield from load(find)(config, spec)
+
+
+def _spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     smaller = ("--batch_size=32",) if plan.batch_size > 32 else ()
-    return SamplesAtOnce("One batch", plan.batch_size, smaller)
+    yield from warn_of_large_observations(plan, spec, "One batch", plan.batch_size, smaller)
+    if config.exploration_noise != "white" and spec.action.num_deviations == 0:
+        text = f"--exploration_noise={config.exploration_noise} has no effect: {spec.env_id} has no continuous actions."
+        yield Problem(("exploration_noise", "env"), text)
 
 
 def is_past_warm_up(plan: ResourcePlan, env_steps: int, num_learners: int | None = None) -> bool:
@@ -64,7 +74,8 @@ REPLAY = Mode(
     find_problems=_problems,
     arrays=_arrays,
     memory_problem=_replay_too_large,
-    samples_at_once=_batch_at_once,
+    find_spec_problems=_spec_problems,
+    find_spec_warnings=_spec_warnings,
     is_past_warm_up=is_past_warm_up,
     roles="asyncrl.modes.replay.roles:ReplayRoles",
     trains_in_datasets=False,

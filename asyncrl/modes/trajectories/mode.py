@@ -13,8 +13,9 @@ from asyncrl.config.flags import divisor_near, multiples_as_flags
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.modes.mode import MORE_MEMORY, Mode, SamplesAtOnce
+from asyncrl.modes.mode import MORE_MEMORY, Mode, memory_text, warn_of_large_observations
 
+_LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
 _OF_SLOTS = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
 
 
@@ -87,17 +88,25 @@ def _lag(plan: ResourcePlan) -> Iterator[Problem]:
         yield make_problem("debug_forced_lag max_policy_lag", text, f"--max_policy_lag={plan.steady_lag_bound}")
 
 
-def _slots_too_large(plan: ResourcePlan, needed: int, free: int, memory: str) -> Problem:
+def _slots_too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     """The problem of slots that do not fit into memory."""
-    text = f"{plan.num_slots} buffers of {plan.columns_per_split} trajectories of {plan.rollout} steps need {memory}"
+    text = f"{plan.num_slots} buffers of {plan.columns_per_split} trajectories of {plan.rollout} steps need "
     smaller = f"a smaller value of {', '.join('--' + name for name in _OF_SLOTS)}"
-    return Problem(_OF_SLOTS, text, (smaller, MORE_MEMORY))
+    return Problem(_OF_SLOTS, text + memory_text(needed, free), (smaller, MORE_MEMORY))
 
 
-def _rollout_at_once(plan: ResourcePlan) -> SamplesAtOnce:
-    """The rows of one agent's rollout."""
+def _spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     smaller = ("--rollout=16",) if plan.rollout > 16 else ()
-    return SamplesAtOnce("One rollout of one agent", plan.rollout + 1, smaller)
+    yield from warn_of_large_observations(plan, spec, "One rollout of one agent", plan.rollout + 1, smaller)
+    has_images = any(kind.observation.has_images for kind in spec.kinds)
+    has_convolutions = has_images and config.encoder == config.model == "default"
+    rate, usual = config.learning_rate, TrainConfig.model_fields["learning_rate"].default
+    if has_convolutions and rate >= _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
+        text = (
+            f"--learning_rate={rate:g} is large for the convolutions over images of {spec.env_id}: an update may "
+            "permanently collapse the image features."
+        )
+        yield Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))
 
 
 def _has_trained_steps(plan: ResourcePlan, env_steps: int) -> bool:
@@ -120,7 +129,7 @@ TRAJECTORIES = Mode(
     find_problems=trajectory_problems,
     arrays=_arrays,
     memory_problem=_slots_too_large,
-    samples_at_once=_rollout_at_once,
+    find_spec_warnings=_spec_warnings,
     is_past_warm_up=_has_trained_steps,
     roles="asyncrl.modes.trajectories.roles:TrajectoryRoles",
     learner_grants_slots=True,

@@ -13,6 +13,7 @@ from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.run import preflight
+from asyncrl.run.spec_warnings import training_returns_mislead
 from asyncrl.train import main as train
 from asyncrl.validate import main as validate
 
@@ -34,9 +35,9 @@ def test_shaped_returns_are_warned_of_and_decide_no_best_checkpoint(probed: dict
     population = ("--with_pbt=True", "--num_policies=2", "--policy_mapping=random", "--pbt_start_mutation=0")
     for flags in (("--env=Shaped-v0",), ("--env=Choice-v0", *population)):
         result = checked(*flags)
-        assert not result.warnings and not preflight.training_returns_mislead(result.config, result.spec)
+        assert not result.warnings and not training_returns_mislead(result.config, result.spec)
     result = checked("--env=Shaped-v0", *population)
-    assert preflight.training_returns_mislead(result.config, result.spec)
+    assert training_returns_mislead(result.config, result.spec)
     (warning,) = result.warnings
     assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
     assert not checked("--env=Shaped-v0", *population, "--eval_every_env_steps=1000").warnings

@@ -12,6 +12,8 @@ from asyncrl.evaluate import main
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.run_folder import MARKER
 
+pytest.importorskip("asyncrl.contrib.matches")
+
 
 def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, env = tmp_path / "run", "agent_envs:take_turns"

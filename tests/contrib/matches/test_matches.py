@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from bit_players import checkpoint_of
 from gymnasium import spaces
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.matches.play import MatchResult, RandomPlayer, play_matches
+from asyncrl.enjoy import main as enjoy
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec, spec_of_spaces
-from asyncrl.envs.spec import DiscreteAction
 from asyncrl.evaluate import main
-from asyncrl.evaluation.matches import MatchResult, RandomPlayer, play_matches, same_spaces
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint as checkpoints
@@ -67,7 +67,8 @@ def test_each_match_has_environments_of_its_own_name(good: Path, bad: Path) -> N
         return make_env("agent_envs:take_turns")
 
     opponents = {name: [load_policy(bad)] for name in ("bad", "worse")}
-    play_matches(load_policy(good), opponents, episodes=2, num_envs=2, make=make)
+    policy = load_policy(good)
+    play_matches(policy, opponents, episodes=2, num_envs=2, make_envs=lambda match: functools.partial(make, match))
     names = [f"{agent} against {name}" for name in opponents for agent in ("first", "second")]
     assert made == [(name, number) for name in names for number in range(2)]
 
@@ -100,6 +101,9 @@ def test_mistakes_are_one_sentence(good: Path, tmp_path: Path, capsys: pytest.Ca
     for flags, text in (
         ([f"--opponents={other}"], "was trained in agent_envs:own_bits, with other spaces"),
         (["--opponents=nowhere"], "nowhere"),
+        (["--opponents=,"], "--opponents names no opponent"),
+        (["--opponents=random", "--compare=best"], "--compare is not possible with --opponents, which plays matches"),
+        (["--opponents=random", "--episodes_csv=a.csv"], "--episodes_csv is not possible with --opponents"),
     ):
         assert main([f"--checkpoint={good}", *flags]) == 2
         assert text in capsys.readouterr().err
@@ -108,30 +112,35 @@ def test_mistakes_are_one_sentence(good: Path, tmp_path: Path, capsys: pytest.Ca
     spec = read_spec(make_env("CartPole-v1"), "CartPole-v1")
     state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
     path = checkpoints.save(alone, Checkpoint(ActorCritic(spec, config).state_dict(), {}, state), 100, keep=1)
-    assert main([f"--checkpoint={path}", "--opponents=random"]) == 2
-    assert "needs an environment of several agents, and CartPole-v1 has one" in capsys.readouterr().err
+    for command, where in ((main, f"--checkpoint={path}"), (enjoy, str(path))):
+        assert command([where, "--opponents=random"]) == 2
+        assert "needs an environment of several agents, and CartPole-v1 has one" in capsys.readouterr().err
 
 
-def test_independent_policies_play_their_own_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_plays_all_agents_of_its_spaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    own = {"num_policies": 2, "policy_mapping": "independent"}
-    for agent, names_the_bit in enumerate((True, False)):
-        checkpoint_of(run / "checkpoints" / f"policy_{agent}", "agent_envs:opposed", names_the_bit, **own)
+    for kind in range(2):
+        checkpoint_of(run / "checkpoints" / f"policy_{kind}", "agent_envs:unlike", True, kind)
     (run / MARKER).touch()
-    for agent in range(2):
-        assert main([f"--checkpoint={run / 'checkpoints' / f'policy_{agent}'}", "--episodes=4", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["mean_reward"] == 5.0
-    alone = checkpoint_of(tmp_path / "alone", "agent_envs:opposed", True, **own)
-    assert main([f"--checkpoint={alone}"]) == 2
-    assert "plays one agent of several (--policy_mapping=independent)" in capsys.readouterr().err
+    for kind, agents in enumerate(("narrow_0, narrow_1", "wide")):
+        for opponent in ("random", str(run)):
+            flags = [f"--checkpoint={run}/checkpoints/policy_{kind}", f"--opponents={opponent}", "--episodes=10"]
+            assert main([*flags, "--json"]) == 0
+            (match,) = json.loads(capsys.readouterr().out.splitlines()[-1])["matches"]
+            assert (match["agent"], match["mean_reward"]) == (agents, 5.0)
+            assert match["won"] > 5 if opponent == "random" else match["drawn"] == 10
 
 
-def test_policies_of_one_environment_play_in_another_that_differs_in_nothing_they_see() -> None:
-    spec = read_spec(make_env("CartPole-v1"), "CartPole-v1")
-    shaped = dataclasses.replace(spec, env_id="other", max_episode_steps=7, reward_shaping=(("bonus", 1.0),))
-    assert same_spaces(spec, shaped)
-    # What only the probe in training finds out.
-    found = {"made_of": "CartPole-v1", "keeps_spaces": False, "takes_training_info": True, "frames_per_step": 4}
-    found |= {"gives_tensors": True, "computes_reward": True, "is_vectorized": True, "resets_within_step": True}
-    assert same_spaces(spec, dataclasses.replace(spec, **found))
-    assert not same_spaces(spec, dataclasses.replace(spec, action=DiscreteAction(5, 0)))
+def test_in_a_match_opponents_and_places_change_with_the_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = checkpoint_of(tmp_path / "good", "drawn_envs:game", True)
+    bad = checkpoint_of(tmp_path / "bad", "drawn_envs:game", False)
+    assert enjoy([str(good), f"--opponents={bad},random", "--deterministic", "--video=match.mp4"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("episode")]
+    assert lines[0] == f"episode 1: first (policy) 3.00, second ({bad}) 0.00, 6 steps"
+    assert lines[1].startswith("episode 2: first (policy) 3.00, second (random) ")
+    assert lines[2] == f"episode 3: first ({bad}) 0.00, second (policy) 2.00, 6 steps"
+    assert lines[3].startswith("episode 4: first (random) ") and len(lines) == 4
+    assert Path("match.mp4").stat().st_size > 0

@@ -1,0 +1,56 @@
+"""Options of `evaluate` and `enjoy` by which features let others play with the policy; without torch, for --help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, create_model
+
+from asyncrl.config.flags import option
+from asyncrl.config.hooks import hooks, load
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class PlayerOption:
+    """An option that takes text. Its functions are named as `module:function`.
+
+    Attributes:
+        name: the option.
+        descriptions: for --help, by command.
+        examples: command lines for --help, by command.
+        evaluate: function of a checkpoint and the options of `evaluate` that plays, and returns what is printed.
+        make_teams: function of a policy, its checkpoint and the options of `enjoy` that returns the
+            `asyncrl.evaluation.team.Team`s that play the episodes in turn.
+        plays: what `evaluate` plays.
+        excludes: options of `evaluate` that are not possible with it.
+    """
+
+    name: str
+    descriptions: Mapping[str, str]
+    examples: Mapping[str, str]
+    evaluate: str
+    make_teams: str
+    plays: str
+    excludes: tuple[str, ...] = ()
+
+
+def player_options() -> list[PlayerOption]:
+    """The options of all features that are installed."""
+    return [load(place) for place in hooks("PLAYERS").values()]
+
+
+def given_player_option(options: BaseModel) -> PlayerOption | None:
+    """The option of a feature that is given; None without one."""
+    return next((each for each in player_options() if getattr(options, each.name) is not None), None)
+
+
+def with_player_options(model: type[Model], command: str) -> type[Model]:
+    """The options of a command, and those of features."""
+    fields: dict[str, Any] = {
+        each.name: (str | None, option(None, each.descriptions[command])) for each in player_options()
+    }
+    return create_model(model.__name__, __base__=model, **fields)

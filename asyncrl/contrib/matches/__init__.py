@@ -1,0 +1,1 @@
+"""Matches: `--opponents` of `evaluate` and `enjoy` lets others play against a trained policy."""
