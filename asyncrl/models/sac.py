@@ -207,6 +207,8 @@ class SacActor(NormalizedModel):
 
     def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters `[B, P]` for normalized observations, and the recurrent states `[B, S]` after them."""
+        if self.rnn_state_size == 0:
+            return self.forward(*inputs), rnn_state
         assert self.encoder is not None
         features, after = self.core.step(self.encoder(inputs), rnn_state)
         outputs = self.mlp(features)[0].to(self.statistics.dtype)
@@ -264,15 +266,11 @@ class SacActor(NormalizedModel):
             rnn_state: [B, S], before the observations; zeros by default.
             deterministic: take the policy's mode instead of a sample.
         """
-        inputs = self.inputs_of(obs)
         if rnn_state is None:
             rnn_state = self.statistics.new_zeros(len(obs), self.rnn_state_size)
-        if self.rnn_state_size == 0:
-            parameters = self.forward(*inputs)
-        else:
-            parameters, rnn_state = self.step(inputs, rnn_state)
+        parameters, after = self.step(self.inputs_of(obs), rnn_state)
         action, log_prob = self.distribution.choose(parameters, generator, deterministic)
-        return SacActResult(action, log_prob, parameters, rnn_state)
+        return SacActResult(action, log_prob, parameters, after)
 
 
 class TwinCritic(nn.Module):

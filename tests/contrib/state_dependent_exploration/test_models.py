@@ -118,8 +118,8 @@ def test_numpy_and_pytorch_act_with_the_parameters_that_training_computes(settin
     answer = make_act(model, CPU, seed=1)(obs, state)
     inputs = model.inputs_of(torch.from_numpy(obs))
     with torch.no_grad():
-        stepped = model(*inputs) if settings["algo"] == "sac" else model.step(inputs, torch.from_numpy(state))[0]
-    parameters = stepped if isinstance(stepped, Tensor) and settings["algo"] == "sac" else stepped.action_parameters
+        result, _ = model.step(inputs, torch.from_numpy(state))
+    parameters = result if isinstance(result, Tensor) else result.action_parameters
     np.testing.assert_allclose(answer.action_parameters, parameters, rtol=1e-4, atol=1e-5)
     features = torch.from_numpy(np.array(answer.features))
     own = state_dependent_log_std(features, model.log_std.detach())
