@@ -39,7 +39,6 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *_processor(plan, machine),
         *_learning(config, plan),
         *_critic_only_keys(config),
-        *(_state_dependent_exploration(config, plan) if config.use_sde else ()),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *policy_problems(config, plan),
@@ -213,27 +212,7 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
         yield make_problem("critic_only_keys critic", text, without_blocks(config))
 
 
-def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    others = {
-        "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
-        "model": (config.model != "default", f"--model={config.model}", "--model=default"),
-        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", without_blocks(config)),
-        "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
-        "exploration_noise": (
-            config.exploration_noise != "white",
-            f"--exploration_noise={config.exploration_noise}",
-            "--exploration_noise=white",
-        ),
-        "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym_vector"),
-        "num_policies": (config.num_policies > 1, f"--num_policies={config.num_policies}", "--num_policies=1"),
-    }
-    yield from _not_together("use_sde", "--use_sde=True", "--use_sde=False", others)
-    if config.sde_sample_freq == 0:
-        text = "--sde_sample_freq=0 is not possible: expected a number of steps, or -1 for noise that lasts an episode."
-        yield make_problem("sde_sample_freq", text, "--sde_sample_freq=1", "--sde_sample_freq=-1")
-
-
-def _not_together(setting: str, given: str, off: str, others: Mapping[str, tuple[bool, str, str]]) -> Iterator[Problem]:
+def not_together(setting: str, given: str, off: str, others: Mapping[str, tuple[bool, str, str]]) -> Iterator[Problem]:
     """The other settings that `given` excludes: whether each one is given, its flag, and one that would pass."""
     for name, (is_given, value, instead) in others.items():
         if is_given:
@@ -304,7 +283,7 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         "num_policies": (plan.num_policies > 1, f"--num_policies={plan.num_policies}", "--num_policies=1"),
         "inference_mode": (config.inference_mode == "central", "--inference_mode=central", "--inference_mode=local"),
     }
-    yield from _not_together("cluster", given, off, others)
+    yield from not_together("cluster", given, off, others)
     if config.ray_address.startswith("ray://"):
         text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
         yield make_problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")

@@ -40,7 +40,7 @@ def _recurrent_replay(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
         fitting = multiples_as_flags("batch_size", config.batch_size, plan.recurrence)
         yield make_problem("recurrence batch_size", text, *fitting)
     fields = TrainConfig.model_fields
-    for name in ("n_step", "use_sde", "backend", "env_backend", *_BLOCKS):
+    for name in ("n_step", "backend", "env_backend", *_BLOCKS):
         value, default = getattr(config, name), fields[name].default
         if value != default and (name != "env_backend" or plan.steps_tensors):
             text = f"{given} with --algo={config.algo} cannot be used with --{name}={value}."

@@ -71,7 +71,7 @@ class TrainedNetwork:
         self._renorms = [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
         self._weight_decay = config.weight_decay
         kept = {id(each) for layer in self._renorms for each in layer.statistics}
-        kept.add(id(getattr(module, "log_std", None)))  # deviations of noise matrices are no weights
+        kept |= {id(each) for each in getattr(module, "undecayed", ())}  # parameters that are not weights
         decayed = [each.data for each in self._trainable if id(each) not in kept]
         self._decayed = decayed if self._weight_decay else []
         self._ranks = storage.ranks

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
+from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.arrays import ArrayNetworks, weights_of
 from asyncrl.models.block_network import BlockNetwork, make_network
 from asyncrl.models.cores import unroll_after
 from asyncrl.models.distributions import (
@@ -23,7 +25,8 @@ from asyncrl.models.distributions import (
     SquashedGaussian,
     make_distribution,
 )
-from asyncrl.models.encoders import Inputs, split_tensor
+from asyncrl.models.encoders import Inputs, Layers, split_tensor
+from asyncrl.models.exploration import Exploration, make_action_noise
 from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_core, make_encoder
@@ -164,15 +167,32 @@ class SacActor(NormalizedModel):
         """Whether `ArrayPolicy` can act with it."""
         return self.has_passes
 
+    def make_exploration(
+        self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
+    ) -> Exploration | None:
+        """Noise with which the policy does not act by itself."""
+        return make_action_noise(self.distribution, config, num_splits, buffer.num_envs, seed)
+
     def make_critic(self, spec: EnvSpec, config: TrainConfig) -> TwinCritic:
         """The critics that are trained with this policy; a user's subclass may make others."""
         return TwinCritic(spec, config)
 
-    def array_layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Weight `[out, in]` and bias `[out]` of each layer, the last one included, as views."""
+    def array_networks(self) -> ArrayNetworks:
+        """Views of the networks, for `ArrayPolicy`."""
+        *hidden, head = weights_of(self._layers())
+        return ArrayNetworks((slice(None), hidden), head, self._parameters_of_arrays)
+
+    def _layers(self) -> Layers:
+        """Weight `[out, in]` and bias `[out]` of each layer of the perceptron, the last one included, as views."""
         assert isinstance(self.mlp, StackedMlp)
         *hidden, head = self.mlp.layers()
         return *((layer.weight[0].t(), layer.bias[0, 0]) for layer in hidden), (head.weight[0], head.bias[0, :, 0])
+
+    def _parameters_of_arrays(self, outputs: FloatArray, features: FloatArray, obs: FloatArray) -> FloatArray:
+        if not self.is_gaussian:
+            return self.distribution.parameter_arrays_of(outputs, None)
+        limit_log_std_array(outputs[:, self.distribution.num_parameters // 2 :])
+        return outputs
 
     def inputs_of(self, rows: Tensor) -> Inputs:
         """The networks' inputs for raw rows `[B, row_size]`."""
@@ -187,6 +207,8 @@ class SacActor(NormalizedModel):
 
     def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters `[B, P]` for normalized observations, and the recurrent states `[B, S]` after them."""
+        if self.rnn_state_size == 0:
+            return self.forward(*inputs), rnn_state
         assert self.encoder is not None
         features, after = self.core.step(self.encoder(inputs), rnn_state)
         outputs = self.mlp(features)[0].to(self.statistics.dtype)
@@ -244,15 +266,11 @@ class SacActor(NormalizedModel):
             rnn_state: [B, S], before the observations; zeros by default.
             deterministic: take the policy's mode instead of a sample.
         """
-        inputs = self.inputs_of(obs)
         if rnn_state is None:
             rnn_state = self.statistics.new_zeros(len(obs), self.rnn_state_size)
-        if self.rnn_state_size == 0:
-            parameters = self.forward(*inputs)
-        else:
-            parameters, rnn_state = self.step(inputs, rnn_state)
+        parameters, after = self.step(self.inputs_of(obs), rnn_state)
         action, log_prob = self.distribution.choose(parameters, generator, deterministic)
-        return SacActResult(action, log_prob, parameters, rnn_state)
+        return SacActResult(action, log_prob, parameters, after)
 
 
 class TwinCritic(nn.Module):

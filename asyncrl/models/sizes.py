@@ -44,13 +44,9 @@ def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     has_own_networks = config.is_off_policy and (config.has_blocks or config.value_bins is not None)
     if config.algorithm.make_model is not None or has_own_networks or config.critic_only_keys:
         return False
-    if (
-        config.encoder != "default"
-        or config.model != "default"
-        or config.use_rnn
-        or observation.has_images
-        or config.use_sde
-    ):
+    if config.encoder != "default" or config.model != "default" or config.model_classes:
+        return False
+    if config.use_rnn or observation.has_images:
         return False
     return not config.is_off_policy or observation.num_mask == 0  # with a mask, SAC has an encoder and a head
 

@@ -29,7 +29,6 @@ from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.worker import LearnerWorker
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
-from asyncrl.models.exploration import make_exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.modes.learner_parts import own_device
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport
@@ -146,7 +145,7 @@ class Roles(ABC):
             seed=seed,
             phases=phases,
             compile=setup.config.compile,
-            exploration=make_exploration(model, setup.config, buffer, plan.num_splits, plan.envs_per_split, seed),
+            exploration=model.make_exploration(setup.config, buffer, plan.num_splits, seed),
         )
 
     def actions(self, setup: RunSetup, worker_idx: int, server: Waker | None, phases: PhaseTimer) -> ActionSource:

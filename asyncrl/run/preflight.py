@@ -368,9 +368,6 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if (needed == "choice" and not is_choice) or (needed == "continuous" and not is_continuous):
         text = f"--algo={config.algo} needs {kinds[needed]}; {spec.env_id} has {spec.action}."
         return [Problem(("algo", "env"), text, (*(["--algo=sac"] if can_squash(spec.action) else []), "--algo=ppo"))]
-    if config.use_sde and not (is_continuous and len(spec.action.leaves) == 1):
-        text = f"--use_sde=True needs actions that are one Box; {spec.env_id} has {spec.action}."
-        return [Problem(("use_sde", "env"), text, ("--use_sde=False",))]
     if spec.action.num_deviations > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "some bounds are infinite"

@@ -368,7 +368,6 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
     [
         ({"algo": "dqn"}, "needs trajectories, SAC or TD3", "--algo=sac"),
         ({"n_step": 3}, "--use_rnn=True with --algo=sac cannot be used with --n_step=3", "--n_step=1"),
-        ({"use_sde": True}, "--use_rnn=True with --algo=sac cannot be used with --use_sde=True", "--use_sde=False"),
         ({"backend": "hogwild"}, "--backend=hogwild", "--backend=actor_learner"),
         ({"num_critics": 3}, "--num_critics=3", "--num_critics=2"),
         ({"residual_blocks": True}, "--residual_blocks=True", "--residual_blocks=False"),

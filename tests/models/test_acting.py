@@ -17,7 +17,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.exploration import make_exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 
@@ -103,7 +102,7 @@ def test_actions_of_the_warm_up_are_uniform_whatever_noise_follows(settings: dic
     arena = Arena.create([*rows, *weights_specs(block_size(model))])
     stripes, channel = ReplayStripes(arena), WeightsChannel(arena)
     stripes.obs[:] = 1.0
-    exploration = make_exploration(model, config, stripes, 1, num_envs, seed=1)
+    exploration = model.make_exploration(config, stripes, 1, seed=1)
     policy = ActingPolicy(model, channel, stripes, torch.device("cpu"), seed=2, exploration=exploration)
     block = write_block(model, policy._flat).numpy()
     channel.publish(block, 0, env_steps=0)

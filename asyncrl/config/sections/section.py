@@ -9,6 +9,7 @@ class HogwildSettings(Section):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -62,6 +63,11 @@ class Section(BaseModel):
     def has_comparable_returns(self) -> bool:
         """Whether returns at different times of the run can be compared, so that they can choose the best policy."""
         return True
+
+    @property
+    def model_classes(self) -> Mapping[str, str]:
+        """Classes that replace models of the core, `ActorCritic` or `SacActor`: `module:name` by the replaced name."""
+        return {}
 
     @classmethod
     def of(cls: type[OwnSection], config: Section) -> OwnSection:

@@ -9,31 +9,25 @@ import pytest
 import torch
 from datasets import BOX, CPU
 from gymnasium import spaces
-from layouts import vector_observation
-from small_runs import planned, small_arena
 from torch import Tensor
 
-from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.replay import ReplayStripes, replay_specs
-from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.config.loading import load
-from asyncrl.config.machine import Machine
-from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.state_dependent_exploration.models import (
+    MIN_VARIANCE,
+    StateDependentActorCritic,
+    state_dependent_log_std,
+)
+from asyncrl.contrib.state_dependent_exploration.noise import HeldNoise, StateDependentExploration
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
-from asyncrl.models.exploration import HeldNoise, StateDependentExploration, make_exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import num_model_parameters
-from asyncrl.models.state_dependent import MIN_VARIANCE, StateDependentActorCritic, state_dependent_log_std
-from asyncrl.modes.choice import find_problems
-from asyncrl.run import preflight
 
 ALGORITHMS: list[dict[str, Any]] = [
     {"algo": "ppo"},
@@ -75,6 +69,19 @@ def test_deviations_keep_their_precision_under_autocast() -> None:
     torch.testing.assert_close(found, state_dependent_log_std(features.float(), log_std))
 
 
+def test_the_heads_of_actor_and_critic_are_exact_under_autocast() -> None:
+    model, _ = make_model(algo="ppo")
+    exact = 200.6  # bfloat16 would make it 201
+    with torch.no_grad():
+        for head in (model.policy_head, model.value_head):
+            head.weight.zero_()
+            head.bias[...] = exact
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        result = model(torch.rand(5, 3))
+    for outputs in (result.action_parameters[:, :2], result.normalized_value):
+        torch.testing.assert_close(outputs, torch.full_like(outputs, exact), rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_gradients_of_a_log_probability_are_those_of_the_formula(algo: str) -> None:
     model, _ = make_model(algo=algo, normalize_input=False)
@@ -111,8 +118,8 @@ def test_numpy_and_pytorch_act_with_the_parameters_that_training_computes(settin
     answer = make_act(model, CPU, seed=1)(obs, state)
     inputs = model.inputs_of(torch.from_numpy(obs))
     with torch.no_grad():
-        stepped = model(*inputs) if settings["algo"] == "sac" else model.step(inputs, torch.from_numpy(state))[0]
-    parameters = stepped if isinstance(stepped, Tensor) and settings["algo"] == "sac" else stepped.action_parameters
+        result, _ = model.step(inputs, torch.from_numpy(state))
+    parameters = result if isinstance(result, Tensor) else result.action_parameters
     np.testing.assert_allclose(answer.action_parameters, parameters, rtol=1e-4, atol=1e-5)
     features = torch.from_numpy(np.array(answer.features))
     own = state_dependent_log_std(features, model.log_std.detach())
@@ -127,7 +134,7 @@ def test_numpy_and_pytorch_act_with_the_parameters_that_training_computes(settin
 def test_an_action_is_the_mean_plus_features_times_the_held_matrix(settings: dict[str, Any]) -> None:
     model, config = make_model(**settings, sde_sample_freq=3)
     buffer = Places(num_envs=4)
-    exploration = make_exploration(model, config, buffer, 2, 4, seed=7)
+    exploration = model.make_exploration(config, buffer, 2, seed=7)
     assert isinstance(exploration, StateDependentExploration)
     obs = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     answer = make_act(model, CPU, seed=1)(obs, np.zeros((8, model.rnn_state_size), np.float32))
@@ -189,47 +196,10 @@ def test_a_row_without_an_action_counts_no_step_and_hands_its_beginnings_on() ->
     assert kept(noise, rows).tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 1]]
 
 
-def slot_with(terminated: list[int], truncated: list[int], invalid: list[int]) -> tuple[Arena, TrajectorySlots]:
-    arena, slots = small_arena(planned(rollout=4, batch_size=8, num_workers=1, num_envs_per_worker=2))
-    slots.grant(1, 0)
-    slots.valid[1], slots.terminated[1], slots.truncated[1] = True, False, False
-    for field, rows, value in ((slots.terminated, terminated, True), (slots.truncated, truncated, True)):
-        field[1, rows, 0] = value
-    slots.valid[1, invalid, 0] = False
-    return arena, slots
-
-
-def test_slots_tell_where_episodes_begin() -> None:
-    arena, slots = slot_with(terminated=[0], truncated=[3], invalid=[1])
-    found = [slots.beginnings((1, row)) for row in range(5)]
-    assert [each.split_idx for each in found] == [0] * 5
-    assert [each.begins.tolist() for each in found] == [
-        [False, False],
-        [True, False],
-        [True, False],
-        [False, False],
-        [True, False],  # the reset observation is in the first row of the next slot
-    ]
-    assert [each.takes_action for each in found] == [True] * 4 + [False]
-    arena.close()
-
-
-def test_stripes_tell_where_episodes_begin() -> None:
-    spec = EnvSpec("Box", vector_observation(2), BoxAction((1,), (-1.0,), (1.0,), "float32"), None)
-    arena = Arena.create(replay_specs(spec, 1, 2, 6))
-    stripes = ReplayStripes(arena)
-    for row in range(7):  # once around
-        rows = stripes.rows(0, row)
-        rows.terminated[:], rows.truncated[:], rows.valid[:] = row == 5, False, [True, row != 6]
-    found = [stripes.beginnings((0, row)).begins.tolist() for row in (5, 6, 7)]
-    assert found == [[False, False], [True, True], [False, True]]
-    arena.close()
-
-
 def test_noise_follows_from_the_seed_whatever_order_splits_are_served_in() -> None:
     def matrices(seed: int, orders: list[list[int]]) -> np.ndarray:
         model, config = make_model(algo="ppo", sde_sample_freq=1)
-        exploration = make_exploration(model, config, Places(num_envs=2), 2, 2, seed)
+        exploration = model.make_exploration(config, Places(num_envs=2), 2, seed)
         assert isinstance(exploration, StateDependentExploration)
         for order in orders:
             for split in order:
@@ -259,33 +229,6 @@ def test_the_arena_has_room_for_its_parameters_and_first_deviations_are_those_of
 def test_switched_off_the_models_are_the_plain_ones() -> None:
     assert type(make_acting_model(BOX, TrainConfig())) is ActorCritic
     assert type(make_acting_model(BOX, TrainConfig(algo="sac"))) is SacActor
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--algo=td3"], "cannot be used with --algo=td3"),
-        (["--algo=sac", "--critic=simba"], "cannot be used with networks of blocks"),
-        (["--adaptive_stddev=True"], "cannot be used with --adaptive_stddev=True"),
-        (["--algo=sac", "--exploration_noise=pink"], "cannot be used with --exploration_noise=pink"),
-        (["--num_policies=2"], "cannot be used with --num_policies=2"),
-        (["--env_backend=tensor"], "cannot be used with --env_backend=tensor"),
-        (["--model=own"], "cannot be used with --model=own"),
-        (["--sde_sample_freq=0"], "--sde_sample_freq=0 is not possible"),
-    ],
-)
-def test_what_does_not_go_together_is_one_sentence(flags: list[str], said: str) -> None:
-    loaded = load(["--env=Pendulum-v1", "--use_sde=True", *flags], lenient=True)
-    machine = Machine(cores=2)
-    texts = [problem.text for problem in find_problems(loaded.config, resolve(loaded.config, machine), machine)]
-    assert sum(said in text for text in texts) == 1, texts
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", "space_envs:SeeAndTell-v0"])
-def test_choices_are_refused(env: str) -> None:
-    found = preflight.run(load([f"--env={env}", "--use_sde=True"], lenient=True), Machine(cores=2))
-    (problem,) = found.problems
-    assert problem.text.startswith("--use_sde=True needs actions that are one Box; ")
 
 
 def test_images_are_possible() -> None:

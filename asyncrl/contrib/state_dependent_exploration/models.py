@@ -1,30 +1,37 @@
 """Policies with generalized state-dependent exploration (gSDE): Raffin et al. 2020 (arXiv:2005.05719).
 
 The noise of an action is `features @ matrix`: a function of the observation, whose matrix stays the same for many steps
-(`asyncrl.models.exploration` keeps it). Each element of the matrix is normally distributed with a learned deviation of
+(`noise.py` keeps it). Each element of the matrix is normally distributed with a learned deviation of
 its own, so the action is Normal(mean, sqrt(features^2 @ sigma^2)), and distributions, losses and slots need no change.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.state_dependent_exploration.noise import StateDependentExploration
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic, ActResult, ForwardResult
-from asyncrl.models.encoders import Inputs, ObservationEncoder, PartialEncoder
+from asyncrl.models.arrays import (
+    ArrayNetworks,
+    FloatArray,
+    ParametersOf,
+    array_of,
+    encoder_of,
+    has_perceptron,
+    weights_of,
+)
+from asyncrl.models.encoders import Inputs
 from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import make_actor_encoder
 from asyncrl.models.sac import POLICY_HEAD_GAIN, SacActor, SacActResult
 from asyncrl.models.stacked_mlp import StackedMlp
-
-FloatArray = npt.NDArray[np.float32]
 
 MIN_VARIANCE = 1e-6
 """Added to the variance, which is 0 where all features are 0."""
@@ -49,6 +56,11 @@ def state_dependent_log_std_array(features: FloatArray, log_std: FloatArray) -> 
     np.log(variance, out=variance)
     variance *= np.float32(0.5)
     return variance
+
+
+def _parameters_of(model: ActorCritic | SacActor, log_std: nn.Parameter) -> ParametersOf:
+    own, to_parameters = array_of(log_std), model.distribution.parameter_arrays_of
+    return lambda outputs, features, obs: to_parameters(outputs, state_dependent_log_std_array(features, own))
 
 
 def element_stddev(stddev: float, num_features: int) -> float:
@@ -84,6 +96,12 @@ class StateDependentActorCritic(ActorCritic):
         """Whether `ArrayPolicy` can act with it."""
         return type(self) is StateDependentActorCritic and self._has_perceptrons
 
+    def make_exploration(
+        self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
+    ) -> StateDependentExploration:
+        """Noise matrices of all environments."""
+        return StateDependentExploration(self, config, buffer, seed)
+
     @torch.no_grad()
     def limit_stddev(self, limit: float) -> None:
         """Lowers deviations of elements with which actions have more than `limit` where all features are 1 or -1."""
@@ -91,15 +109,18 @@ class StateDependentActorCritic(ActorCritic):
         self.log_std.clamp_(max=math.log(element_stddev(limit, len(self.log_std))))
 
     @torch.inference_mode()
-    def act_with_features(
-        self, rows: Tensor, generator: torch.Generator | None, rnn_state: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The fields of `ActResult` with independent noise, and the features `[B, F]`; see `act`."""
+    def act_in_training(self, rows: Tensor, generator: torch.Generator | None, rnn_state: Tensor) -> dict[str, Tensor]:
+        """Acts with independent noise; also gives the features."""
         result, after = self.step(self.inputs_of(rows), rnn_state)
         assert isinstance(result, _ResultWithFeatures)
         action, log_prob = self.distribution.sample(result.action_parameters, generator)
         value = self.denormalize_value(result.normalized_value)
-        return *ActResult(action, log_prob, value, result.action_parameters, after), result.features
+        acted = ActResult(action, log_prob, value, result.action_parameters, after)
+        return {**acted._asdict(), "features": result.features}
+
+    def _make_parameters_of(self) -> ParametersOf:
+        assert self.log_std is not None
+        return _parameters_of(self, self.log_std)
 
     def _heads(self, inputs: Inputs, features: Tensor, critic_features: Tensor) -> ForwardResult:
         outputs, value = self._outputs(features, critic_features)
@@ -130,22 +151,36 @@ class StateDependentSacActor(SacActor):
         """Does nothing: `build` has set the deviations."""
 
     @property
+    def undecayed(self) -> tuple[nn.Parameter]:
+        """Deviations are not weights."""
+        return (self.log_std,)
+
+    @property
     def runs_in_arrays(self) -> bool:
         """Whether `ArrayPolicy` can act with it."""
-        encoder = self.encoder
-        is_plain = isinstance(encoder, ObservationEncoder | PartialEncoder) and encoder.perceptron is not None
-        is_known = is_plain and type(encoder) in (ObservationEncoder, PartialEncoder)  # a subclass may compute more
-        return type(self) is StateDependentSacActor and is_known
+        return type(self) is StateDependentSacActor and has_perceptron(self.encoder)
+
+    def array_networks(self) -> ArrayNetworks:
+        """Views of the networks, for `ArrayPolicy`."""
+        (head,) = weights_of(self._layers())
+        return ArrayNetworks(encoder_of(self.encoder), head, _parameters_of(self, self.log_std))
+
+    def make_exploration(
+        self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
+    ) -> StateDependentExploration:
+        """Noise matrices of all environments."""
+        return StateDependentExploration(self, config, buffer, seed)
 
     def forward(self, floats: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Parameters `[B, P]` of the action distributions for normalized observations."""
         return self._parameters_with_features(floats, pixels)[0]
 
     @torch.inference_mode()
-    def act_with_features(self, obs: Tensor, generator: torch.Generator | None, rnn_state: Any) -> tuple[Tensor, ...]:
-        """The fields of `SacActResult` with independent noise, and the features `[B, F]`; see `act`."""
-        parameters, features = self._parameters_with_features(*self.inputs_of(obs))
-        return *SacActResult(*self.distribution.sample(parameters, generator), parameters, rnn_state), features
+    def act_in_training(self, rows: Tensor, generator: torch.Generator | None, rnn_state: Tensor) -> dict[str, Tensor]:
+        """Acts with independent noise; also gives the features."""
+        parameters, features = self._parameters_with_features(*self.inputs_of(rows))
+        acted = SacActResult(*self.distribution.sample(parameters, generator), parameters, rnn_state)
+        return {**acted._asdict(), "features": features}
 
     def _parameters_with_features(self, floats: Tensor, pixels: Tensor | None) -> tuple[Tensor, Tensor]:
         assert self.encoder is not None
