@@ -31,7 +31,7 @@ time.sleep(100)
 
 
 def test_cpu_between_two_moments_is_interpolated():
-    usage = Usage(cpu=((0.0, 0.0), (10.0, 5.0), (20.0, 25.0)), peak_pss_bytes=None, peak_rss_bytes=0)
+    usage = Usage(cpu=[(0.0, 0.0), (10.0, 5.0), (20.0, 25.0)])
     assert usage.cpu_between(5.0, 15.0) == pytest.approx(15.0 - 2.5)
 
 

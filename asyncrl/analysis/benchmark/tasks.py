@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark.results import (
-    Figures,
-    LearningFigures,
-    SimulationFigures,
-    ThroughputFigures,
-    learning_figures,
-    throughput_figures,
-)
+from asyncrl.analysis.benchmark.results import Figures, learning_figures, throughput_figures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Layout, Task
 from asyncrl.analysis.benchmark.watch import Finished, TaskFailed, run_watched
@@ -68,7 +61,7 @@ class Workshop:
         except (EnvironmentFailed, UsageError) as error:
             raise TaskFailed(str(error)) from error
 
-    def _simulate(self, layout: Layout) -> SimulationFigures:
+    def _simulate(self, layout: Layout) -> Figures:
         rate = measure_pure_simulation(
             self.config,
             layout.num_workers,
@@ -77,9 +70,9 @@ class Workshop:
             recording=self.recording,
             is_vectorized=self.is_vectorized,
         )
-        return SimulationFigures(rate, replayed=self.recording is not None)
+        return {"env_steps_per_s": rate, "replayed": self.recording is not None}
 
-    def _throughput(self, task: Task) -> ThroughputFigures[float]:
+    def _throughput(self, task: Task) -> Figures:
         finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         config = folder.read_config()
         return throughput_figures(
@@ -91,7 +84,7 @@ class Workshop:
             replay_batch_size=config.batch_size * task.num_ranks if config.is_off_policy else None,
         )
 
-    def _learning(self, task: Task) -> LearningFigures:
+    def _learning(self, task: Task) -> Figures:
         _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
         return learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
