@@ -4,7 +4,7 @@ import itertools
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from asyncrl.analysis.benchmark.simulation import Recording, _Player, measure_pure_simulation, record
+from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation, record
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env
@@ -52,11 +52,6 @@ def test_other_episodes_than_the_recorded_are_noticed(recording, tmp_path, name)
     dataclasses.replace(recorded, **{name: changed}).save(tmp_path / "changed.npz")
     with pytest.raises(EnvironmentFailed, match="does not repeat"):
         play(tmp_path / "changed.npz", NUM_ENVS, NUM_ENVS * NUM_STEPS)
-
-
-def test_a_recording_has_no_more_rows_than_it_has(recording):
-    with pytest.raises(ValueError, match="holds 3 environments"):
-        Recording.load(recording[1]).part(2, 2)
 
 
 @pytest.mark.usefixtures("leaves_nothing")

@@ -46,7 +46,7 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
     text = template.render(
         results=results,
         about=results.about,
-        machine=results.about.provenance["machine"],
+        machine=results.about["provenance"]["machine"],
         throughput=throughput,
         learning=results.measured("learning"),
         lags=list(dict.fromkeys(name for _, run in throughput for name in run["lag"])),
@@ -85,7 +85,7 @@ def draw_plots(results: Results, folder: Path) -> Plots:
         axes = figure.subplots()
         draw(results, axes)
         if axes.has_data():
-            axes.set_title(f"{results.about.env}: {title[0].lower()}{title[1:]}")
+            axes.set_title(f"{results.about['env']}: {title[0].lower()}{title[1:]}")
             finish(axes)
             files[title] = folder / f"{name}.png"
             save(figure, files[title])
@@ -94,12 +94,13 @@ def draw_plots(results: Results, folder: Path) -> Plots:
 
 def _draw_fps(results: Results, axes: Axes) -> None:
     measured = results.measured("throughput")
-    bars = [(f"simulation {name}", figure, "0.7") for name, figure in results.simulation.items() if measured]
-    bars += [(variant.name, figures["env_steps_per_s"], color(0)) for variant, figures in measured]
-    for row, (_, figure, bar_color) in enumerate(bars):
-        value, low, high = _with_interval(figure)
-        axes.barh(row, value, color=bar_color, xerr=[[value - low], [high - value]], capsize=3)
-    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+    if not measured:
+        return
+    simulated = {f"simulation {name}": figure for name, figure in results.simulation.items()}
+    bars = simulated | {variant.name: figures["env_steps_per_s"] for variant, figures in measured}
+    values, low, high = np.transpose([_with_interval(figure) for figure in bars.values()])
+    colors = ["0.7"] * len(simulated) + [color(0)] * len(measured)
+    axes.barh(list(bars), values, color=colors, xerr=[values - low, high - values], capsize=3)
     axes.invert_yaxis()
     axes.set_xlabel("environment steps/s (median, 95 % interval)")
 
@@ -144,7 +145,7 @@ def _draw_curves(results: Results, axes: Axes, column: int, of_each_rank: bool =
             values = np.asarray(curve)
             name = variant.name if idx == 0 else None
             axes.plot(values[:, column] / divisor, values[:, 2], color=color(number), lw=1.2, alpha=0.8, label=name)
-    for threshold in results.about.thresholds if axes.has_data() else ():
+    for threshold in results.about["thresholds"] if axes.has_data() else ():
         axes.axhline(threshold, color="0.6", lw=0.8, ls="dashed")
     steps = "environment steps of each rank" if of_each_rank else "environment steps"
     axes.set_xlabel("seconds since the command" if column else steps)

@@ -150,31 +150,12 @@ def _increase(table: pandas.DataFrame, name: str) -> float:
 
 
 @dataclass(frozen=True)
-class About:
-    """Conditions of the benchmark.
-
-    Attributes:
-        policy: checkpoint whose policy was run and replayed; None for a new policy and random actions.
-        thresholds: returns whose time and steps are reported.
-        code: commits or versions of asyncrl that gave the results.
-        provenance: versions, machine, command.
-    """
-
-    env: str
-    policy: str | None
-    thresholds: tuple[float, ...]
-    warm_up_s: float
-    measure_s: float
-    updates_per_dataset: int
-    code: tuple[str, ...]
-    provenance: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Results:
     """All figures of a benchmark; those over seeds are of type `Spread`.
 
     Attributes:
+        about: conditions of the benchmark: settings, `provenance`, the versions of asyncrl (`code`), the checkpoint
+            whose `policy` was run and replayed, and the `thresholds` whose time and steps are reported.
         simulation: environment steps per second of pure simulation, by layout.
         variants: `variant`, and its figures in `throughput` and `learning`; None for what was not measured.
         speedups: of variants that differ only in their workers or only in their ranks, seed by seed, over the one with
@@ -186,7 +167,7 @@ class Results:
         lag_within_dataset: see `uniform_lag`.
     """
 
-    about: About
+    about: dict[str, Any]
     simulation: dict[str, Spread]
     variants: tuple[Figures, ...]
     speedups: tuple[Figures, ...]
@@ -209,7 +190,7 @@ class Results:
 
 
 def summarize(
-    about: About, variants: Sequence[Variant], measured: Mapping[Task, Figures], missing: Mapping[str, str]
+    about: dict[str, Any], variants: Sequence[Variant], measured: Mapping[Task, Figures], missing: Mapping[str, str]
 ) -> Results:
     """Computes the statistics of all tasks with a result; `missing` has the reasons of the others.
 
@@ -224,9 +205,9 @@ def summarize(
     rates = {name: runs["env_steps_per_s"] for name, runs in simulated.items() if len(runs) > 0}
     throughput = {variant: runs for variant in variants if len(runs := runs_of("throughput", variant.name)) > 0}
     learning = {variant: runs for variant in variants if len(runs := runs_of("learning", variant.name)) > 0}
-    if not about.thresholds:
+    if not about["thresholds"]:
         curves = [curve for runs in learning.values() for curve in runs["curve"]]
-        about = dataclasses.replace(about, thresholds=common_thresholds(curves))
+        about = {**about, "thresholds": common_thresholds(curves)}
     for variant, runs in throughput.items():
         own, simulation = runs["env_steps_per_s"], rates.get(str(variant.simulated), pandas.Series(dtype=float))
         runs["share_of_simulation"] = own / simulation.reindex(own.index)
@@ -237,7 +218,7 @@ def summarize(
             {
                 "variant": variant,
                 "throughput": _over_seeds(throughput[variant]) if variant in throughput else None,
-                "learning": _learning(learning[variant], about.thresholds) if variant in learning else None,
+                "learning": _learning(learning[variant], about["thresholds"]) if variant in learning else None,
             }
             for variant in variants
         ),
@@ -246,9 +227,9 @@ def summarize(
             for unit in get_args(Unit)
             for found in (*_speedups(unit, "throughput", throughput), *_speedups(unit, "learning", learning))
         ),
-        mode_comparisons=tuple(_mode_comparisons(learning, about.thresholds)),
+        mode_comparisons=tuple(_mode_comparisons(learning, about["thresholds"])),
         missing=dict(missing),
-        lag_within_dataset=uniform_lag(about.updates_per_dataset),
+        lag_within_dataset=uniform_lag(about["updates_per_dataset"]),
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import asyncrl
 from asyncrl.analysis.benchmark.options import BenchmarkOptions
 from asyncrl.analysis.benchmark.report import draw_plots, to_markdown
-from asyncrl.analysis.benchmark.results import About, Entry, read_results, summarize
+from asyncrl.analysis.benchmark.results import Entry, read_results, summarize
 from asyncrl.analysis.benchmark.simulation import record
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import (
@@ -183,16 +183,16 @@ def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path | Non
 def _write_report(benchmark: Benchmark, results: dict[Task, Entry], failures: dict[Task, str], say: Say) -> None:
     own, config, output = benchmark.options.own, benchmark.config, benchmark.output
     measured = {task: results[task] for task in benchmark.tasks if task in results}
-    about = About(
-        env=config.env_id,
-        policy=str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
-        thresholds=own.thresholds,
-        warm_up_s=own.warm_up_s,
-        measure_s=own.measure_s,
-        updates_per_dataset=config.num_epochs * config.num_batches_per_epoch,
-        code=tuple(sorted({entry["code"] for entry in measured.values()})),
-        provenance={**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
-    )
+    about = {
+        "env": config.env_id,
+        "policy": str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
+        "thresholds": own.thresholds,
+        "warm_up_s": own.warm_up_s,
+        "measure_s": own.measure_s,
+        "updates_per_dataset": config.num_epochs * config.num_batches_per_epoch,
+        "code": sorted({entry["code"] for entry in measured.values()}),
+        "provenance": {**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
+    }
     missing = {str(task): failures.get(task, "not measured yet") for task in benchmark.tasks if task not in measured}
     found = summarize(about, benchmark.variants, {task: entry["figures"] for task, entry in measured.items()}, missing)
     report = output / "report.md"

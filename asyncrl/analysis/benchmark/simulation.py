@@ -51,26 +51,16 @@ class Recording:
     ended: npt.NDArray[np.bool_]
     seeds: npt.NDArray[np.int64]
 
-    def part(self, first: int, count: int) -> Recording:
-        """Returns the rows of some environments.
-
-        Raises:
-            ValueError: the recording has fewer environments.
-        """
-        end = first + count
-        if end > len(self.ended):
-            raise ValueError(f"the recording holds {len(self.ended)} environments, asked for {first} to {end - 1}")
-        return Recording(self.actions[first:end], self.ended[first:end], self.seeds[first:end])
-
     def save(self, path: Path) -> None:
         """Writes the file; an interruption leaves no partial file."""
         with replacing(path) as file:
             np.savez(file, actions=self.actions, ended=self.ended, seeds=self.seeds)
 
     @staticmethod
-    def load(path: Path) -> Recording:
+    def load(path: Path, envs: slice) -> Recording:
+        """Reads the rows of some environments."""
         with np.load(path, allow_pickle=False) as content:
-            return Recording(content["actions"], content["ended"], content["seeds"])
+            return Recording(content["actions"][envs], content["ended"][envs], content["seeds"][envs])
 
 
 def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int, seed: int = 0) -> Recording:
@@ -189,8 +179,8 @@ class _Player:
         envs = [make_run_env(self.config, in_training=True) for _ in range(self.num_envs)]
         if self.recording is None:
             return self._random_steps(envs)
-        part = Recording.load(self.recording).part(self.first_env_idx, self.num_envs)
-        return self._recorded_steps(envs, part)
+        rows = slice(self.first_env_idx, self.first_env_idx + self.num_envs)
+        return self._recorded_steps(envs, Recording.load(self.recording, rows))
 
     def _random_steps(self, envs: list[Any]) -> Iterator[None]:
         for env_idx, env in enumerate(envs):

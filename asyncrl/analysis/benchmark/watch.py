@@ -69,25 +69,17 @@ class Usage:
             self.peak_pss_bytes = max(self.peak_pss_bytes or 0, sum(pss))
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The end of a command."""
-
-    exit_code: int
-    usage: Usage
-
-
 class TaskFailed(Exception):
     """A measurement failed; the message says why, and what to change."""
 
 
-def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) -> Finished:
-    """Runs a command to its end and writes its output to a file.
+def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf, what: str = "the command") -> Usage:
+    """Runs a command to its end and writes its output to a file; `what` is its name in messages.
 
     If an exception such as KeyboardInterrupt ends the wait, all processes of the command are ended first.
 
     Raises:
-        TaskFailed: the command took longer than `timeout_s`.
+        TaskFailed: the command took longer than `timeout_s`, or its exit code is not 0.
     """
     with log.open("wb") as output:
         # In a separate session, so that Ctrl-C reaches it once and only through `_end`.
@@ -108,7 +100,16 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
     except BaseException:
         _end(process)
         raise
-    return Finished(process.returncode, usage)
+    if process.returncode != 0:
+        raise TaskFailed(ending(what, process.returncode, log))
+    return usage
+
+
+def ending(what: str, exit_code: int, log: Path) -> str:
+    """Returns a sentence on the end of a command, with the last error in its output."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return f"{what} ended with exit code {exit_code}{''.join(f': {last}' for last in errors[-1:])} (output: {log})"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
