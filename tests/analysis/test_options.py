@@ -7,6 +7,7 @@ from asyncrl import benchmark
 from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import INSTEAD, read_options
 from asyncrl.analysis.benchmark.report import Plots
+from asyncrl.analysis.benchmark.results import learning_figures
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Layout, Variant
 from asyncrl.config import presets
@@ -134,16 +135,7 @@ def test_measurements_with_the_settings_of_a_file_are_made_again_when_it_changes
         measured.append(task.name.split()[0])
         if measured == ["sync", "async", "sync"]:
             path.write_text("env: CartPole-v1\ngamma: 0.8\n")
-        return {
-            "env_steps": 1000,
-            "wall_s": 1.0,
-            "final_return": 2.0,
-            "evaluated_return": None,
-            "curve": [[1000.0, 1.0, 2.0]],
-            "env_steps_per_s": None,
-            "sgd_steps_per_s": None,
-            "other_curves": [],
-        }
+        return learning_figures([[]], {"env_steps": 1000, "wall_s": 1.0, "ep_rew_mean": 2.0}, None)
 
     def measure():
         return session.run(session.prepare(read_options(flags)), lambda text: None)
