@@ -83,10 +83,16 @@ def counting(step, taken):
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_failure_of_an_environment_is_told():
-    failing = TrainConfig(env="probe_envs:Failing-v0", env_kwargs={"fail_at": 5})
-    with pytest.raises(EnvironmentFailed, match="asked to fail"):
-        measure_pure_simulation(failing, 2, 1, seconds=0.1)
+@pytest.mark.parametrize(
+    ("env", "env_kwargs", "told"),
+    [
+        ("probe_envs:Failing-v0", {"fail_at": 5}, "asked to fail"),
+        ("setting_envs:DiesEarly", {}, r"^A process of the pure simulation died\.$"),
+    ],
+)
+def test_a_failure_of_an_environment_is_told(env, env_kwargs, told):
+    with pytest.raises(EnvironmentFailed, match=told):
+        measure_pure_simulation(TrainConfig(env=env, env_kwargs=env_kwargs), 2, 1, seconds=0.1)
 
 
 @pytest.mark.parametrize("env_id", ["space_envs:MaskedChoice", "space_envs:LitSide"])
