@@ -7,12 +7,13 @@ measures pure simulation and then each variant, in rounds. After a stop, the sam
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 
-from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import FLAGS, INSTEAD, read_options
 from asyncrl.cli.many_runs import run_many
+from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
@@ -44,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     options = read_options(arguments)
+    if importlib.util.find_spec("pandas") is None:
+        raise UsageError('Benchmarks need the package pandas, which is not installed: pip install -e ".[benchmark]"')
+    from asyncrl.analysis.benchmark import session  # imports pandas
+
     start_loading_modules(process_context())
     try:
         benchmark = session.prepare(options)

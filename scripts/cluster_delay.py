@@ -34,7 +34,6 @@ from typing import Any
 
 from cluster_overhead import SETTINGS
 
-from asyncrl.analysis.benchmark.results import ThroughputFigures
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.tables import table
@@ -164,8 +163,7 @@ def measure(env: str, flags: list[str], options: argparse.Namespace, folder: Pat
     end = f"--train_for_seconds={options.warm_up_s + options.measure_s + 15.0:g}"
     run = (f"--env={env}", *SETTINGS, *flags, "--report_every_s=1", "--with_tensorboard=False", end)
     figures = workshop.carry_out(Task("throughput", "delayed", 0, run, ()))
-    assert isinstance(figures, ThroughputFigures)
-    return figures.env_steps_per_s, figures.lag["lag/mean"], figures.lag["lag/age_ms"]
+    return figures["env_steps_per_s"], figures["lag"]["lag/mean"], figures["lag"]["lag/age_ms"]
 
 
 def traffic_of(env: str, flags: list[str]) -> Traffic:

@@ -50,29 +50,26 @@ def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """Reads a metrics.jsonl; no records if there is no file. Raises UsageError as `parse_records` does."""
+    """Reads a metrics.jsonl; no records if there is no file.
+
+    A broken last line is left out: the run was killed, or is writing it now.
+
+    Raises:
+        UsageError: another line is not a record, or the file cannot be read.
+    """
     try:
-        return parse_records(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def parse_records(text: str, source: str) -> tuple[Record, ...]:
-    """Reads one record per line. A broken last line is left out: the run was killed, or is writing it now.
-
-    Raises:
-        UsageError: another line is not a record.
-    """
-    lines = text.splitlines()
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
         if isinstance(record, dict) and _is_number(record.get(STEPS)):
             records.append(record)
         elif number < len(lines):
-            raise UsageError(f"Line {number} of {source} is not a record with env_steps: repair or delete that line.")
+            raise UsageError(f"Line {number} of {path} is not a record with env_steps: repair or delete that line.")
     return tuple(records)
 
 

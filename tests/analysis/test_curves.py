@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.analysis.curves import common_grid, interpolate, make_curve, mean_band, moving_average
 from asyncrl.analysis.figures import compare, curve_over, group_runs, make_trial, notes
-from asyncrl.analysis.records import Run, parse_records, read_runs, unique_names
+from asyncrl.analysis.records import Run, read_records, read_runs, unique_names
 from asyncrl.config.errors import UsageError
 
 
@@ -302,13 +302,16 @@ def test_runs_that_never_overlap_have_no_mean(tmp_path):
         compare(runs, "total_steps", "train", None)
 
 
-def test_only_a_last_line_may_be_cut():
-    whole, cut = '{"env_steps": 1}\n', '{"env_st'
-    assert [record["env_steps"] for record in parse_records(whole + cut, "x")] == [1]
-    assert parse_records("", "x") == ()
+def test_only_a_last_line_may_be_cut(tmp_path):
+    whole, cut, path = '{"env_steps": 1}\n', '{"env_st', tmp_path / "x"
+    assert read_records(path) == ()
+    for text, found in ((whole + cut, ({"env_steps": 1},)), ("", ())):
+        path.write_text(text)
+        assert read_records(path) == found
     for broken in (cut, "7", '{"a": 1}', '{"env_steps": null}', ""):
-        with pytest.raises(UsageError, match="Line 1 of x is not a record"):
-            parse_records(f"{broken}\n{whole}", "x")
+        path.write_text(f"{broken}\n{whole}")
+        with pytest.raises(UsageError, match=r"Line 1 of .*x is not a record"):
+            read_records(path)
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path):
