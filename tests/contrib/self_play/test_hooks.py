@@ -36,7 +36,6 @@ def test_neither_returns_of_training_nor_of_evaluations_choose_the_best() -> Non
 @pytest.mark.parametrize(
     ("settings", "text", "instead"),
     [
-        ({"cluster": "ray"}, "--cluster=ray cannot be used with --self_play=True.", "--cluster=none"),
         (
             {"use_sde": True, "env": "Pendulum-v1"},
             "--use_sde=True cannot be used with --self_play=True.",
