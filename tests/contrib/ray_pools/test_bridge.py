@@ -110,7 +110,7 @@ def link() -> Iterator[Link]:
     made.arena.close()
 
 
-def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) -> None:
+def test_permits_name_the_weights_and_only_the_newest_weights_travel(link: Link) -> None:
     link.bridge.poll()
     ((number, permits, has_finished_episode), _), *others = link.pool.open("permit")
     assert (number, permits, has_finished_episode, others) == (1, [(0, 0), (1, 1)], False, [])
@@ -141,7 +141,7 @@ def test_a_slot_of_an_async_pool_waits_for_weights_that_were_sent_and_not_for_th
 
 
 @pytest.mark.parametrize(("async_rl", "named"), [(True, 1), (False, 2)], ids=["async", "sync"])
-def test_grants_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(async_rl: bool, named: int) -> None:
+def test_permits_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(async_rl: bool, named: int) -> None:
     plan = planned(algo="sac", cluster="ray", async_rl=async_rl, num_envs_per_worker=1, replay_size=100)
     arena = Arena.create(arena_specs(BOX, plan, 8))
     setup = RunSetup(TrainConfig(cluster="ray", algo="sac"), plan, BOX, arena, Path(), None, 0)

@@ -1,4 +1,4 @@
-"""Gradients of pools: each arrives once, at weights as new as its grant names, and statistics outlive a pool."""
+"""Gradients of pools: each arrives once, at weights as new as its permit names, and statistics outlive a pool."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_worker_that_may_write_again_has_the_weights_that_its_gradient_led_to(
     game = Game()
     pool = game.pools[0]
     pool.sender.permit(game.channel.newest.number + 1, [(0, 0)])
-    assert not pool.compute(0), "the weights that the grant names have not arrived"
+    assert not pool.compute(0), "the weights that the permit names have not arrived"
     game.version = 5
     game.publish()
     pool.move()

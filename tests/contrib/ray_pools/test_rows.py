@@ -99,7 +99,7 @@ def test_a_row_that_is_not_the_next_one_is_refused() -> None:
         pool.receiver.write(sent, 0.0)
 
 
-def test_each_observation_travels_once_and_a_parcel_has_at_most_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_observation_travels_once_and_a_batch_has_at_most_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     game = Game(1.0, num_local=0, pools=[1], num_envs=2, warmup=1000, rows_in_flight=9)
     row_bytes = RowCodec(game.pools[0].setup).row_bytes
     # Of 2 environments: flags of the row before, an action of 8 bytes, reward, three flags, four float32; a version.
@@ -109,7 +109,7 @@ def test_each_observation_travels_once_and_a_parcel_has_at_most_its_size(monkeyp
     pool.sender.record_publication(1)
     for _ in range(2):
         pool.move()
-    assert sum(pool.step(0) for _ in range(20)) == 9, "more are not granted before some have arrived"
+    assert sum(pool.step(0) for _ in range(20)) == 9, "more are not permitted before some have arrived"
     sent = [pool.sender.take(0.0) for _ in range(4)]
     assert [each and each.rows for each in sent] == [
         [(0, row) for row in range(start, min(9, start + 4))] for start in (0, 4, 8)
@@ -173,7 +173,7 @@ def test_somebody_can_always_go_on_while_a_pool_is_gone(seed: int) -> None:
     speeds = [0.2 + chance.random() for _ in range(game.stripes.num_splits)]
     for number in range(900):
         if number == 5:
-            game.pools.pop(chance.randrange(2))  # with all that it was granted
+            game.pools.pop(chance.randrange(2))  # with all that it was permitted
         before = game.stripes.total_env_steps(), game.limiter.num_updates
         for _ in range(40):
             game.move_all(chance, speeds)
@@ -201,7 +201,7 @@ def test_a_run_ends_although_a_pool_with_rows_in_flight_does_not_come_back(num_l
     assert game.limiter.due == 0
 
 
-def test_steps_are_counted_with_each_row_also_if_a_parcel_takes_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_counted_with_each_row_also_if_a_batch_takes_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sent_rows, "BATCH_BYTES", 1)  # one row
     chance = random.Random(9)
     game = Game(0.5, 0, [2], num_envs=2, warmup=10, rows_in_flight=8)

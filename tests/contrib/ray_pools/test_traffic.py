@@ -60,13 +60,13 @@ def test_bytes_of_gradients() -> None:
 
 
 def traffic(**changes: object) -> Traffic:
-    """10 pools of 4 workers and 2 local ones; a grant is 100 steps of a worker, and a remote split has 2."""
+    """10 pools of 4 workers and 2 local ones; a permit is 100 steps of a worker, and a remote split has 2."""
     plan = Traffic(10, 4, 2, 50.0, 40 / 42, 1000, 0.001, 0.01, 100.0, 2)
     return dataclasses.replace(plan, **changes)
 
 
-def test_a_remote_worker_is_as_fast_as_its_grants_come_back() -> None:
-    # At 200 steps/s a grant takes 0.5 s. Two of them return after 0.5 s and the round trip.
+def test_a_remote_worker_is_as_fast_as_its_permits_come_back() -> None:
+    # At 200 steps/s a permit takes 0.5 s. Two of them return after 0.5 s and the round trip.
     assert traffic().share_of_speed(200.0, 0.0) == 1.0
     assert traffic().share_of_speed(200.0, 0.5) == 1.0
     assert traffic().share_of_speed(200.0, 1.5) == 0.5
