@@ -16,6 +16,7 @@ import yaml
 
 from asyncrl.analysis.curves import Curve, make_curve
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.schema import OF_ONE_START
 from asyncrl.runtime.locating import TRAIN_DIR, locate
 from asyncrl.runtime.run_folder import RunFolder, has_broken_line
@@ -168,10 +169,7 @@ class Run:
         """Rollout workers of all ranks: as planned, as set, or as many as have records; None if unknown."""
         of_rank, configured = self.recorded_workers, self.config.get("num_workers")
         if of_rank is None and isinstance(configured, int) and configured > 0:
-            pools, each = (self.config.get(f"num_{name}") for name in ("remote_hosts", "workers_per_remote_host"))
-            of_rank = configured
-            if self.config.get("cluster", "none") != "none" and isinstance(pools, int) and isinstance(each, int):
-                of_rank += pools * each
+            of_rank = configured + sum(load(place)(self.config) for place in hooks("WORKERS").values())
         return (of_rank or len(self._workers())) * self.num_ranks or None
 
     def _workers_of_records(self) -> list[tuple[float, set[int]]]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
-from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.runtime.checkpoint import SavedReplay
 
@@ -379,6 +379,13 @@ class ReplayLimiter:
         self.num_updates = 0
         self._first_rows = [stripes.num_rows[split] for split in range(stripes.num_splits)]
         self._round = 0
+
+    @classmethod
+    def of_plan(
+        cls, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
+    ) -> ReplayLimiter:
+        """The limiter of a run with this plan."""
+        return cls(limits, replay, stripes, plan.async_rl and not plan.serial_mode, most_env_steps)
 
     @property
     def due(self) -> int:

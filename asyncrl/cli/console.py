@@ -161,9 +161,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
     lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
-    if plan.num_remote_hosts > 0:
-        num_remote = plan.num_workers - plan.num_local_workers
-        environments += f", {num_remote} of the workers in {_count(plan.num_remote_hosts, 'pool')} on other machines"
+    if (remote := plan.remote).num_pools > 0:
+        environments += f", {remote.num_workers} of the workers in {_count(remote.num_pools, 'pool')} on other machines"
     if plan.num_agents > 1:
         environments += f", of {plan.num_agents} agents each"
     if plan.worker_num_splits > 1:

@@ -7,7 +7,6 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 
-from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError, make_problem
 from asyncrl.config.flags import divisor_near, multiples_as_flags, refused_value
 from asyncrl.config.hooks import hooks, load
@@ -44,7 +43,6 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *policy_problems(config, plan),
         *_learning_of_policies(config, plan),
         *(problem for rule in hooks("RULES").values() for problem in load(rule)(config, plan)),
-        *(_cluster(config, plan) if plan.num_remote_hosts > 0 else ()),
     ]
 
 
@@ -96,8 +94,8 @@ def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
 
 def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     parts = {"num_workers": plan.num_local_workers, "num_inference_workers": plan.num_inference_workers}
-    if plan.num_remote_hosts > 0:
-        parts["num_remote_hosts"] = plan.num_remote_hosts  # each pool has a process here
+    if plan.remote.num_pools > 0:
+        parts[plan.remote.setting] = plan.remote.num_pools  # each pool has a process here
     count = sum(parts.values())
     if count > MOST_PROCESSES and not plan.serial_mode:
         text = (
@@ -257,36 +255,3 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.max_learner_restarts > 0:
         text = "--max_learner_restarts restarts one learner, but several ranks must be restarted together."
         yield make_problem("max_learner_restarts", text, "torchrun --max-restarts")
-
-
-def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """What pools of rollout workers on other machines cannot do."""
-    given, off = "--cluster=ray", "--cluster=none"
-    others = {
-        "use_rnn": (
-            plan.replay is not None and config.use_rnn,
-            f"--use_rnn=True of --algo={config.algo}",
-            "--use_rnn=False",
-        ),
-        "hogwild_mode": (
-            plan.hogwild is not None and plan.hogwild.mode != "gradients",
-            f"--hogwild_mode={plan.hogwild.mode if plan.hogwild else ''}, whose workers share memory",
-            "--hogwild_mode=gradients",
-        ),
-        "device": (
-            plan.hogwild is not None and plan.device != "cpu",
-            f"--backend=hogwild --device={config.device}",
-            "--device=cpu",
-        ),
-        "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
-        "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),
-        "num_policies": (plan.num_policies > 1, f"--num_policies={plan.num_policies}", "--num_policies=1"),
-        "inference_mode": (config.inference_mode == "central", "--inference_mode=central", "--inference_mode=local"),
-    }
-    yield from not_together("cluster", given, off, others)
-    if config.ray_address.startswith("ray://"):
-        text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
-        yield make_problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")
-    if isinstance(config.env, EnvMaker):
-        text = f"{given} needs an environment that other machines can import; {config.env} exists in this program only."
-        yield make_problem("cluster env", text, "--env=MODULE:function", off)

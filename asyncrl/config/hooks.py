@@ -22,7 +22,9 @@ as text, `module:function`.
     SIMULATORS  package of an environment's class: (simulator's name, class that wraps it, whether it takes `num_envs`)
     SPEC_RULES  name of a feature: function of settings, plan and `EnvSpec` to the problems, `asyncrl.run.preflight`
     TRACKERS    name in `--track`: (its `asyncrl.observers.trackers.Connect`, the library that it needs)
+    VALIDATION  name of a feature: its `asyncrl.cli.validation.Options`
     WARNINGS    name of a feature: function of settings and plan to what is possible but probably a mistake
+    WORKERS     name of a feature: function of saved settings to the rollout workers that it adds to `--num_workers`
 
 A package of others names its module as an entry point of the group `asyncrl.contrib`.
 """

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.machine import Machine
+from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
 from asyncrl.config.replay_kinds import PLAIN, ReplayKind, replay_kind
 
 if TYPE_CHECKING:  # roles that only read a plan need no pydantic
@@ -90,10 +91,10 @@ class HogwildPlan:
         return self.num_epochs * self.num_batches_per_epoch
 
 
-def most_gradients_to_combine(num_workers: int, num_workers_per_remote_host: int) -> int:
+def most_gradients_to_combine(num_workers: int, workers_per_pool: int) -> int:
     """The largest number that is still there while one worker hangs, or one of several pools is gone."""
-    has_others = 1 < num_workers_per_remote_host < num_workers
-    return PLACES_OF_A_WORKER * max(1, num_workers - (num_workers_per_remote_host if has_others else 1))
+    has_others = 1 < workers_per_pool < num_workers
+    return PLACES_OF_A_WORKER * max(1, num_workers - (workers_per_pool if has_others else 1))
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,7 @@ class ResourcePlan:
         num_agents: agents of each environment.
         num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
         num_opponents: frozen policies that play and never train, at most.
-        num_remote_hosts: pools of rollout workers on other machines.
-        num_workers_per_remote_host: rollout workers of each pool.
-        remote_slots_in_flight: slots that each split of a pool holds at a time in async.
-        remote_rows_in_flight: rows of a replay that each split of a pool may make before the learner has them.
+        remote: rollout workers on other machines.
     """
 
     device: str
@@ -163,20 +161,17 @@ class ResourcePlan:
     num_agents: int = 1
     num_policies: int = 1
     num_opponents: int = 0
-    num_remote_hosts: int = 0
-    num_workers_per_remote_host: int = 0
-    remote_slots_in_flight: int = 1
-    remote_rows_in_flight: int = 1
+    remote: RemoteWorkers = NO_REMOTE_WORKERS
 
     @property
     def num_local_workers(self) -> int:
         """Rollout workers on the learner's machine."""
-        return self.num_workers - self.num_remote_hosts * self.num_workers_per_remote_host
+        return self.num_workers - self.remote.num_workers
 
-    def workers_of_host(self, host_idx: int) -> range:
+    def workers_of_pool(self, pool_idx: int) -> range:
         """Indices of the rollout workers of one pool."""
-        first = self.num_local_workers + host_idx * self.num_workers_per_remote_host
-        return range(first, first + self.num_workers_per_remote_host)
+        first = self.num_local_workers + pool_idx * self.remote.workers_per_pool
+        return range(first, first + self.remote.workers_per_pool)
 
     @property
     def sends_gradients(self) -> bool:
@@ -189,12 +184,10 @@ class ResourcePlan:
         return self.num_local_workers * self.worker_num_splits
 
     @property
-    def num_slots_ahead(self) -> int:
-        """Async: slots that remote splits are granted in addition to the one that each split fills."""
-        if not self.async_rl or self.fixed_lag:
-            return 0
-        num_remote_splits = (self.num_workers - self.num_local_workers) * self.worker_num_splits
-        return num_remote_splits * (self.remote_slots_in_flight - 1)
+    def first_splits(self) -> list[int]:
+        """Async: the splits that are granted the first slots, in this order; remote ones hold several at a time."""
+        remote_splits = range(self.num_local_splits, self.num_splits)
+        return [*range(self.num_splits), *(self.remote.slots_in_flight - 1) * [*remote_splits]]
 
     @property
     def has_slot_pools(self) -> bool:
@@ -264,9 +257,7 @@ class ResourcePlan:
             return math.ceil(self.slots_per_dataset)
         if self.fixed_lag:  # one dataset is trained while the other is collected
             return 2 * math.ceil(self.slots_per_dataset)
-        return (
-            math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits + self.num_slots_ahead
-        )
+        return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + len(self.first_splits)
 
     @property
     def updates_per_dataset(self) -> int:
@@ -343,7 +334,7 @@ class ResourcePlan:
         return dataclasses.replace(
             self,
             num_workers=1,
-            num_remote_hosts=0,
+            remote=NO_REMOTE_WORKERS,
             worker_num_splits=1,
             async_rl=False,
             batch_size=self.num_envs_per_worker * self.rollout,
@@ -357,7 +348,7 @@ class ResourcePlan:
         """Processes of this machine that compute, including the runner; each pool has one here."""
         if self.serial_mode:
             return 1
-        return 2 + self.num_local_workers + self.num_inference_workers + self.num_remote_hosts
+        return 2 + self.num_local_workers + self.num_inference_workers + self.remote.num_pools
 
     @property
     def num_threads(self) -> int:
@@ -397,9 +388,8 @@ def resolve(
     unit = 1
     if inference_mode == "central":
         unit = 2 if config.worker_num_splits == "auto" else config.worker_num_splits
-    num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
-    num_remote = num_remote_hosts * config.num_workers_per_remote_host
-    num_workers, num_envs = _workers_and_envs(config, cores, unit, num_agents, num_remote)
+    remote = config.remote_workers
+    num_workers, num_envs = _workers_and_envs(config, cores, unit, num_agents)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
@@ -415,7 +405,7 @@ def resolve(
         worker_num_splits=num_splits,
         num_inference_workers=num_inference_workers if inference_mode == "central" else 0,
         inference_devices=inference_devices if inference_mode == "central" else (),
-        learner_threads=_learner_threads(config, cores, num_workers - num_remote, observes_images),
+        learner_threads=_learner_threads(config, cores, num_workers - remote.num_workers, observes_images),
         cores=cores,
         num_ranks=machine.num_ranks,
         num_local_ranks=machine.num_local_ranks,
@@ -437,10 +427,7 @@ def resolve(
         num_agents=num_agents,
         num_policies=config.num_policies,
         num_opponents=0 if config.opponents is None else config.opponents.most,
-        num_remote_hosts=num_remote_hosts,
-        num_workers_per_remote_host=config.num_workers_per_remote_host if num_remote_hosts > 0 else 0,
-        remote_slots_in_flight=config.remote_slots_in_flight if num_remote_hosts > 0 else 1,
-        remote_rows_in_flight=config.remote_rows_in_flight if num_remote_hosts > 0 and config.async_rl else 1,
+        remote=remote,
     )
 
 
@@ -469,8 +456,7 @@ def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tupl
     if config.num_gradients_to_combine != "auto":
         count = config.num_gradients_to_combine
     else:
-        of_a_pool = 0 if config.cluster == "none" else config.num_workers_per_remote_host
-        count = min(num_workers, most_gradients_to_combine(num_workers, of_a_pool))
+        count = min(num_workers, most_gradients_to_combine(num_workers, config.remote_workers.workers_per_pool))
     if not config.algorithm.uses_ratio:
         return HogwildPlan(mode, count, devices=devices)
     num_batches = max(1, num_envs * config.rollout // config.batch_size)
@@ -496,7 +482,7 @@ def _inference_mode(config: TrainConfig, devices: Sequence[str]) -> InferenceMod
     if (
         config.serial_mode
         or config.backend == "hogwild"
-        or (config.cluster != "none" and config.inference_mode == "auto")
+        or (config.remote_workers.num_pools > 0 and config.inference_mode == "auto")
     ):
         return "local"
     if config.inference_mode == "auto":
@@ -540,15 +526,15 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     return round(passes * config.batch_size * of_one_pass / flops)
 
 
-def _workers_and_envs(config: TrainConfig, cores: int, unit: int, num_agents: int, num_remote: int) -> tuple[int, int]:
+def _workers_and_envs(config: TrainConfig, cores: int, unit: int, num_agents: int) -> tuple[int, int]:
     """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
-    In off-policy learning the learner needs the time, so only a quarter of the cores get workers. With `num_remote`
-    workers on other machines this machine has those that the user asks for. Each worker has a multiple of `unit`
-    environments where that is possible.
+    In off-policy learning the learner needs the time, so only a quarter of the cores get workers. With workers on other
+    machines this machine has those that the user asks for. Each worker has a multiple of `unit` environments where that
+    is possible.
     """
     num_workers, num_envs = config.num_workers, config.num_envs_per_worker
-    if num_remote > 0:
+    if (num_remote := config.remote_workers.num_workers) > 0:
         num_workers = num_remote + (0 if num_workers == "auto" else num_workers)
     most = 1 if config.serial_mode else cores
     if config.backend == "hogwild":

@@ -14,7 +14,6 @@ from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 from asyncrl.config.algorithms import Algorithm, find_algorithm, spell_out
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.hooks import hooks, load
-from asyncrl.config.sections.cluster import ClusterSettings
 from asyncrl.config.sections.dqn import DqnSettings
 from asyncrl.config.sections.evaluation import EvaluationSettings
 from asyncrl.config.sections.failures import FailureSettings
@@ -70,7 +69,6 @@ class TrainConfig(
     PpoSettings,
     TrajectorySettings,
     LearningSettings,
-    ClusterSettings,
     RoleSettings,
     EvaluationSettings,
     RunSettings,

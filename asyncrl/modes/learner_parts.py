@@ -15,11 +15,10 @@ from torch import Tensor
 from asyncrl.buffers.control import FROM_FILE, LAST_TURN, TAKEOVER_FILE, TrainedSteps
 from asyncrl.buffers.layout import policy_prefix
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.remote_replay import RemoteReplayLimiter
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
-from asyncrl.config.plan import ReplayPlan, ResourcePlan
+from asyncrl.config.plan import ReplayPlan
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler
@@ -226,7 +225,8 @@ def build_replay_loop(
     return_scale = None
     if config.normalize_rewards:
         return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
-    limiter = _build_limiter(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
+    limiter_type: Any = imported(plan.remote.limiter)
+    limiter: ReplayLimiter = limiter_type.of_plan(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
     if saved is not None:
         begin_with(learner, saved)
         if return_scale is not None and saved.is_whole:
@@ -257,13 +257,3 @@ def build_replay_loop(
         return_scale=return_scale,
     )
     return loop, learner
-
-
-def _build_limiter(
-    limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
-) -> ReplayLimiter:
-    if plan.num_remote_hosts == 0:
-        is_async = plan.async_rl and not plan.serial_mode
-        return ReplayLimiter(limits, replay, stripes, is_async, most_env_steps)
-    remote = plan.num_local_splits, plan.remote_rows_in_flight
-    return RemoteReplayLimiter(limits, replay, stripes, plan.async_rl, most_env_steps, *remote)

@@ -280,10 +280,6 @@ def test_steps_of_each_worker_need_the_number_of_workers(tmp_path):
     assert counted.num_workers == 2
     assert run(tmp_path, [{**record, "worker/0/env_steps": 4}], num_workers=8).num_workers == 8
     assert Run("run", tmp_path, {"num_workers": "auto"}, (record,), recorded_workers=3).num_workers == 3
-    pools = {"num_workers": 2, "cluster": "ray", "num_remote_hosts": 2, "num_workers_per_remote_host": 4}
-    assert Run("run", tmp_path, pools, (record,)).num_workers == 10
-    assert Run("run", tmp_path, pools, (record,), recorded_workers=10).num_workers == 10
-    assert Run("run", tmp_path, {**pools, "cluster": "none"}, (record,)).num_workers == 2
 
 
 def test_a_group_is_averaged_where_all_its_runs_have_values(tmp_path):

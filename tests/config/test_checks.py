@@ -309,26 +309,6 @@ def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name
     assert name in only(problems(**{**HOGWILD, **settings})).settings
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"hogwild_mode": "synced"}, "--hogwild_mode=synced, whose workers share memory"),
-        ({"algo": "sac"}, "--hogwild_mode=gradients combines gradients of PPO and A2C (A3C), not of SAC."),
-        ({"device": "cuda"}, "--backend=hogwild --device=cuda"),
-        ({"num_workers_per_remote_host": 2, "num_gradients_to_combine": 5}, "a pool may be gone, which leaves 4"),
-    ],
-)
-def test_only_gradients_of_the_hogwild_backend_come_from_other_machines(settings: dict[str, Any], text: str) -> None:
-    gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
-    given = {**HOGWILD, "hogwild_mode": "gradients", "cluster": "ray", "num_workers": "auto", "num_remote_hosts": 2}
-    assert text in only(problems(gpu, **{**given, **settings})).text
-    assert problems(gpu, **given) == problems(gpu, **{**given, "algo": "ppo"}) == []
-    beside = {**given, "num_workers": 1, "num_remote_hosts": 1, "num_workers_per_remote_host": 4}
-    assert problems(gpu, **beside) == []
-    hogwild = resolve(TrainConfig(**beside), gpu).hogwild
-    assert hogwild is not None and hogwild.num_gradients_to_combine == 2, "the pool may be gone"
-
-
 def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_there_is_a_gpu() -> None:
     gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
     assert problems(gpu, **HOGWILD) == problems(gpu, **HOGWILD, device="cuda") == []
@@ -384,11 +364,6 @@ def test_sequences_from_a_replay_have_rules(settings: dict[str, Any], words: str
     assert problems(algo=settings["algo"], use_rnn=True) == [] or settings["algo"] == "dqn"
 
 
-def test_rows_from_other_machines_have_no_states() -> None:
-    found = problems(algo="sac", use_rnn=True, cluster="ray", num_remote_hosts=1)
-    assert any("--use_rnn=True of --algo=sac" in problem.text for problem in found)
-
-
 def test_environments_of_tensors_store_no_states() -> None:
     settings = {"algo": "sac", "env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
     assert "--env_backend=tensor" in only(problems(use_rnn=True, **settings)).text
@@ -429,24 +404,6 @@ def test_priorities_are_those_of_one_learner() -> None:
     assert problems(**{**on_device, "algo": "sac"}) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "instead"),
-    [
-        ({"backend": "hogwild", "algo": "a2c"}, "--hogwild_mode=gradients"),
-        ({"serial_mode": True}, "--serial_mode=False"),
-        ({"num_policies": 2}, "--num_policies=1"),
-        ({"inference_mode": "central"}, "--inference_mode=local"),
-        ({"num_remote_hosts": 241}, "--num_remote_hosts=240"),
-        ({"num_remote_hosts": 140, "num_workers": 110}, "--num_remote_hosts=130"),
-        ({"ray_address": "ray://head:10001"}, "--ray_address=HOST:6379"),
-        ({"env": lambda: None}, "--env=MODULE:function"),
-    ],
-    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
-)
-def test_what_pools_on_other_machines_cannot_do_is_refused(settings: dict[str, Any], instead: str) -> None:
-    assert instead in only(problems(cluster="ray", **settings)).suggestions
-
-
 @pytest.mark.parametrize("settings", [{}, {"device": "cuda"}, {"inference_devices": ["cuda"], "device": "cpu"}])
 def test_each_rank_of_a_machine_needs_a_gpu_of_its_own(settings: dict[str, Any]) -> None:
     for local_rank in range(2):
@@ -465,17 +422,3 @@ def test_more_inference_devices_than_workers_are_refused_with_what_fits() -> Non
     assert problem.suggestions == ("--num_workers=2", "--inference_devices=cuda:0")
     assert problems(machine, **given, num_workers=2) == []
     assert problems(machine, algo="sac", inference_devices=["cuda:0"]) == []
-
-
-def test_pools_serve_algorithms_with_a_replay() -> None:
-    for algo in ("sac", "td3", "dqn"):
-        assert problems(cluster="ray", algo=algo, num_remote_hosts=2) == []
-
-
-def test_workers_on_other_machines_take_none_of_this_ones_cores() -> None:
-    settings = {"cluster": "ray", "num_remote_hosts": 10, "num_workers_per_remote_host": 100, "batch_size": 32_000}
-    plan = resolve(TrainConfig(**settings), CPU)
-    assert (plan.num_workers, plan.num_local_workers, plan.num_envs) == (1000, 0, 16_000)
-    assert (plan.num_processes, plan.num_threads) == (12, plan.learner_threads)
-    assert problems(**settings) == []
-    assert "num_workers" not in warned(**settings)

@@ -36,7 +36,6 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (needs backend=hogwild)"),
         (["--algo=a3c", "--batch_size=64"], "--batch_size (needs algo=ppo or a2c or sac or td3 or dqn)"),
         (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (needs hogwild_mode=gradients)"),
-        (["--num_remote_hosts=2", "--ray_address=a:1"], "--ray_address, --num_remote_hosts (needs cluster=ray)"),
         (["--num_inference_workers=2"], "--num_inference_workers (needs inference_mode=central)"),
         (["--eval_episodes=3"], "--eval_episodes (needs eval_every_env_steps)"),
         (
@@ -48,10 +47,6 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             "--num_batches_to_accumulate (needs fixed_lag=False)",
         ),
         (["--fixed_lag=True", "--async_rl=False"], "--fixed_lag (needs async_rl=True)"),
-        (
-            ["--cluster=ray", "--backend=hogwild", "--hogwild_mode=gradients", "--remote_slots_in_flight=4"],
-            "--remote_slots_in_flight (needs backend=actor_learner)",
-        ),
         (
             ["--serial_mode=True", "--max_restarts=3", "--env_step_timeout=20"],
             "--env_step_timeout, --max_restarts (needs serial_mode=False)",

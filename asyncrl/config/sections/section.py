@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
+
 IS_SET = ("anything",)
 """The condition that another setting has a value."""
 
@@ -58,6 +60,11 @@ class Section(BaseModel):
     def opponents(self) -> Opponents | None:
         """Frozen policies that play and never train; None without any."""
         return None
+
+    @property
+    def remote_workers(self) -> RemoteWorkers:
+        """Rollout workers on other machines."""
+        return NO_REMOTE_WORKERS
 
     @property
     def has_comparable_returns(self) -> bool:

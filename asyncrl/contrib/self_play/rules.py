@@ -29,9 +29,6 @@ def settings_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
     if config.save_best_metric == "train":
         text = f"With {_GIVEN} training returns depend on the opponents: --save_best_metric=train cannot compare them."
         yield make_problem("save_best_metric self_play", text, "--save_best_metric=auto", _OFF)
-    if plan.num_remote_hosts > 0:
-        text = f"--cluster=ray cannot be used with {_GIVEN}."
-        yield make_problem("cluster self_play", text, "--cluster=none", _OFF)
 
 
 def spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:

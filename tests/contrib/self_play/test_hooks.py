@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
@@ -29,13 +28,6 @@ def test_neither_returns_of_training_nor_of_evaluations_choose_the_best() -> Non
     assert TrainConfig(**evaluated).best_metric == "eval"
     assert TrainConfig(**evaluated, self_play=True).best_metric == "none"
     assert TrainConfig(**evaluated, self_play=True, save_best_metric="eval").best_metric == "eval"
-
-
-def test_pools_on_other_machines_are_refused() -> None:
-    config = TrainConfig(env="Game-v0", self_play=True, cluster="ray")
-    (problem,) = find_problems(config, resolve(config, MACHINE), MACHINE)
-    assert problem.text == "--cluster=ray cannot be used with --self_play=True."
-    assert problem.suggestions == ("--cluster=none", "--self_play=False")
 
 
 def test_every_metric_is_described_and_the_dashboard_shows_two() -> None:

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from pool_game import Game, TestPool
+from contrib.ray_pools.pool_game import Game, TestPool
 from replays import check_one_step, new_replay
 from small_runs import BOX, planned
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.remote_replay import LOST_AFTER_S
-from asyncrl.cluster import sent_rows
-from asyncrl.cluster.sent_rows import RowCodec, RowReceiver, pool_specs
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools import sent_rows
+from asyncrl.contrib.ray_pools.limiter import LOST_AFTER_S
+from asyncrl.contrib.ray_pools.sent_rows import RowCodec, RowReceiver, pool_specs
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
@@ -99,17 +99,17 @@ def test_a_row_that_is_not_the_next_one_is_refused() -> None:
         pool.receiver.write(sent, 0.0)
 
 
-def test_each_observation_travels_once_and_a_parcel_has_at_most_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_observation_travels_once_and_a_batch_has_at_most_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     game = Game(1.0, num_local=0, pools=[1], num_envs=2, warmup=1000, rows_in_flight=9)
     row_bytes = RowCodec(game.pools[0].setup).row_bytes
     # Of 2 environments: flags of the row before, an action of 8 bytes, reward, three flags, four float32; a version.
     assert row_bytes == 2 * (1 + 8 + 4 + 3 + 16) + 4
-    monkeypatch.setattr(sent_rows, "PARCEL_BYTES", 4 * row_bytes)
+    monkeypatch.setattr(sent_rows, "BATCH_BYTES", 4 * row_bytes)
     (pool,) = game.pools = [TestPool(game, [0], 1, is_restarted=False)]
-    pool.sender.note_publication(1)
+    pool.sender.record_publication(1)
     for _ in range(2):
         pool.move()
-    assert sum(pool.step(0) for _ in range(20)) == 9, "more are not granted before some have arrived"
+    assert sum(pool.step(0) for _ in range(20)) == 9, "more are not permitted before some have arrived"
     sent = [pool.sender.take(0.0) for _ in range(4)]
     assert [each and each.rows for each in sent] == [
         [(0, row) for row in range(start, min(9, start + 4))] for start in (0, 4, 8)
@@ -173,7 +173,7 @@ def test_somebody_can_always_go_on_while_a_pool_is_gone(seed: int) -> None:
     speeds = [0.2 + chance.random() for _ in range(game.stripes.num_splits)]
     for number in range(900):
         if number == 5:
-            game.pools.pop(chance.randrange(2))  # with all that it was granted
+            game.pools.pop(chance.randrange(2))  # with all that it was permitted
         before = game.stripes.total_env_steps(), game.limiter.num_updates
         for _ in range(40):
             game.move_all(chance, speeds)
@@ -201,8 +201,8 @@ def test_a_run_ends_although_a_pool_with_rows_in_flight_does_not_come_back(num_l
     assert game.limiter.due == 0
 
 
-def test_steps_are_counted_with_each_row_also_if_a_parcel_takes_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent_rows, "PARCEL_BYTES", 1)  # one row
+def test_steps_are_counted_with_each_row_also_if_a_batch_takes_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent_rows, "BATCH_BYTES", 1)  # one row
     chance = random.Random(9)
     game = Game(0.5, 0, [2], num_envs=2, warmup=10, rows_in_flight=8)
     for _ in range(300):
@@ -241,12 +241,12 @@ def test_a_round_of_sync_mode_does_not_begin_after_the_last_step() -> None:
 def test_a_limit_waits_for_the_weights_that_it_names_and_calls_may_overtake_each_other() -> None:
     game = Game(1.0, num_local=0, pools=[2], num_envs=1, warmup=1000)
     (pool,) = game.pools
-    pool.sender.grant(3, [(0, 5)])
-    pool.sender.grant(1, [(1, 2)])
+    pool.sender.permit(3, [(0, 5)])
+    pool.sender.permit(1, [(1, 2)])
     assert [pool.limits.of_rows(split) for split in range(2)] == [0, 2]
-    pool.sender.grant(1, [(1, 1)])
+    pool.sender.permit(1, [(1, 1)])
     assert pool.limits.of_rows(1) == 2, "a limit never falls"
-    pool.sender.note_publication(4)
+    pool.sender.record_publication(4)
     assert pool.limits.of_rows(0) == 5
 
 
@@ -259,5 +259,5 @@ def test_a_pool_begins_behind_the_rows_of_a_restored_replay() -> None:
     stripes.restore(game.stripes.content())
     setup = SimpleNamespace(**{**vars(game.pools[0].setup), "arena": arena})
     receiver = RowReceiver(cast(Any, setup), [1])
-    assert receiver.num_rows == {1: stripes.num_rows[1]} == {1: game.stripes.num_rows[1] + 1}
-    assert receiver.take_grants() == []
+    assert receiver.start == {1: stripes.num_rows[1]} == {1: game.stripes.num_rows[1] + 1}
+    assert receiver.take_permits() == []

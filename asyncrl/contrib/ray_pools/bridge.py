@@ -1,9 +1,9 @@
 """The process on the learner's machine that stands for a pool of rollout workers on another one.
 
 consumes  what the pool's workers are granted: slots (rings from the learner), rows of a replay or places of gradients
-          (words of the learner); weights, messages to the environments (arena); parcels of the pool (answers to calls)
+          (words of the learner); weights, messages to the environments (arena); batches of the pool (answers to calls)
 produces  ready slots (slots of the arena, rings to the learner), rows of a replay or gradients (arena); reports;
-          grants and weights (calls of the pool)
+          permits and weights (calls of the pool)
 waits     for the learner or an answer of the pool to wake it, at most WAIT_S
 stops     when the run has ended; it fails if the pool does, or does not answer for `silence_s`
 
@@ -28,12 +28,12 @@ import numpy as np
 
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.connection import NUM_REQUESTS, Connection, RayConnection
-from asyncrl.cluster.parcels import Parcel
-from asyncrl.cluster.pool import PoolStart
-from asyncrl.cluster.sent_gradients import RemoteGradientReceiver
-from asyncrl.cluster.sent_rows import RowReceiver, pool_specs
-from asyncrl.cluster.sent_slots import SlotReceiver
+from asyncrl.contrib.ray_pools.batches import Batch, Receiver
+from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS, Connection, RayConnection
+from asyncrl.contrib.ray_pools.ends import ends_of
+from asyncrl.contrib.ray_pools.pool import PoolStart
+from asyncrl.contrib.ray_pools.sent_rows import pool_specs
+from asyncrl.contrib.ray_pools.settings import ClusterSettings
 from asyncrl.monitoring.reports import Report
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import RunFailed
@@ -64,7 +64,7 @@ class ClockOffset:
         self._ends_at = -math.inf
         self._before = self._now = (math.inf, 0.0)  # shortest round trip, and offset, of a time `CLOCK_S`
 
-    def note(self, asked_at: float, pool_time: float, answered_at: float) -> None:
+    def record(self, asked_at: float, pool_time: float, answered_at: float) -> None:
         """Takes the times of a call and of its answer here, and the pool's time in between."""
         if answered_at >= self._ends_at:
             is_recent = answered_at < self._ends_at + CLOCK_S
@@ -87,14 +87,14 @@ class PoolBridge:
     """Connects the learner's arena and a pool. `connection` calls the pool, and `learner` is woken by what arrives.
 
     Attributes:
-        num_bytes, num_parcels: what has arrived so far.
+        num_bytes, num_batches: what has arrived so far.
     """
 
     def __init__(
         self,
         setup: RunSetup,
         workers: Sequence[int],
-        receiver: SlotReceiver | RowReceiver | RemoteGradientReceiver,
+        receiver: Receiver,
         connection: Connection,
         waker: Waker,
         learner: Waker,
@@ -103,9 +103,9 @@ class PoolBridge:
         silence_s: float = SILENCE_S,
     ) -> None:
         arena = setup.arena
-        self._receiver: Any = receiver
+        self._receiver = receiver
         # In async mode samples may be a little older. If they waited for weights that cannot be sent before others have
-        # arrived, each grant would take up to a round trip more.
+        # arrived, each permit would take up to a round trip more.
         plan = setup.plan
         self._needs_newest = not plan.async_rl or plan.fixed_lag or plan.hogwild is not None
         self._control = setup.control
@@ -123,9 +123,9 @@ class PoolBridge:
         self._telling: _Request | None = None
         self._updates: list[_Request] = []
         self._taking: list[_Request] = []
-        self._parcels: dict[int, Parcel] = {}
-        self._next_parcel = 0
-        self.num_bytes = self.num_parcels = 0
+        self._batches: dict[int, Batch] = {}
+        self._next_batch = 0
+        self.num_bytes = self.num_batches = 0
 
     def poll(self) -> None:
         """Passes on what is new on both sides.
@@ -135,15 +135,15 @@ class PoolBridge:
         """
         for worker_idx in self._collected:
             self._control.count_turn(worker_idx)  # the pool watches its workers itself
-        # Grants are read before the number of the weights, which are then at least as new as when they were granted.
-        grants = self._receiver.take_grants() if len(self._updates) < NUM_REQUESTS else []
+        # Permits are read before the number of the weights, which are then at least as new as when they were given.
+        permits = self._receiver.take_permits() if len(self._updates) < NUM_REQUESTS else []
         newest = self._channel.newest.number
         self._publish_newest()
-        if grants:
+        if permits:
             number = newest if self._needs_newest else max(1, self._publication)
             works = self._control.has_finished_episode  # environments have, here or in any pool
-            self._updates.append(self._call("grant", number, grants, works))
-        if self._telling is not None and self._note_time(self._telling):
+            self._updates.append(self._call("permit", number, permits, works))
+        if self._telling is not None and self._record_time(self._telling):
             self._telling = None
         if self._telling is None and self._control.num_training_infos != self._num_training_infos:
             self._num_training_infos, info = self._control.read_training_info()
@@ -151,16 +151,16 @@ class PoolBridge:
         if (self._control.stop_requested or self._control.must_finish) and not self._has_stopped:
             self._has_stopped = True
             self._updates.append(self._call("request_stop"))
-        self._updates = [request for request in self._updates if not self._note_time(request)]
+        self._updates = [request for request in self._updates if not self._record_time(request)]
         for request in [request for request in self._taking if request.future.done()]:
             self._taking.remove(request)
-            parcel: Parcel = self._result(request)
-            self._parcels[parcel.number] = parcel
+            batch: Batch = self._result(request)
+            self._batches[batch.number] = batch
         while len(self._taking) < NUM_REQUESTS:
             self._taking.append(self._call("take"))
-        while (parcel_or_none := self._parcels.pop(self._next_parcel, None)) is not None:
-            self._next_parcel += 1
-            self._unpack(parcel_or_none)
+        while (batch_or_none := self._batches.pop(self._next_batch, None)) is not None:
+            self._next_batch += 1
+            self._unpack(batch_or_none)
         self._require_signs_of_life(time.monotonic())
 
     def close(self) -> None:
@@ -168,8 +168,8 @@ class PoolBridge:
         last = [self._connection.call("close"), *(request.future for request in self._taking)]
         ended, late = futures.wait(last, CLOSE_S if self._has_answered else 0.0)
         for future in ended:
-            parcel: Parcel | None = None if future.exception() is not None else future.result()
-            for report in () if parcel is None else parcel.reports:
+            batch: Batch | None = None if future.exception() is not None else future.result()
+            for report in () if batch is None else batch.reports:
                 self._send(report)
         if late:
             log.warning("the pool did not answer at the end")
@@ -177,7 +177,7 @@ class PoolBridge:
 
     def _publish_newest(self) -> None:
         if self._publishing is not None:
-            if not self._note_time(self._publishing):
+            if not self._record_time(self._publishing):
                 return
             self._publishing = None
         news = self._channel.read(self._block, self._publication)
@@ -185,22 +185,22 @@ class PoolBridge:
             self._publication = news.number
             self._publishing = self._call("publish", *news, self._block.copy(), self._control.steps_by_time)
 
-    def _unpack(self, parcel: Parcel) -> None:
-        """Writes the slots, rows or gradients of a parcel into the arena."""
-        self.num_parcels += 1
-        for worker_idx, collected in parcel.collected.items():
+    def _unpack(self, batch: Batch) -> None:
+        """Writes the slots, rows or gradients of a batch into the arena."""
+        self.num_batches += 1
+        for worker_idx, collected in batch.collected.items():
             self._control.count_steps(worker_idx, collected - self._collected[worker_idx])
             self._collected[worker_idx] = collected
-        if parcel.cargo is not None:
-            self.num_bytes += parcel.cargo.num_bytes
-            self._receiver.write(parcel.cargo, self._clock.offset_s)
+        if batch.payload is not None:
+            self.num_bytes += batch.payload.num_bytes
+            self._receiver.write(batch.payload, self._clock.offset_s)
             self._learner.wake()
-        if parcel.has_finished_episode:
+        if batch.has_finished_episode:
             self._control.has_finished_episode = True
-        for report in parcel.reports:
+        for report in batch.reports:
             self._send(report)
-        if parcel.failure is not None:
-            raise parcel.failure
+        if batch.failure is not None:
+            raise batch.failure
 
     def _call(self, method: str, *args: Any) -> _Request:
         request = _Request(self._connection.call(method, *args), time.monotonic())
@@ -212,12 +212,12 @@ class PoolBridge:
         request.future.add_done_callback(answered)
         return request
 
-    def _note_time(self, request: _Request) -> bool:
+    def _record_time(self, request: _Request) -> bool:
         """Whether a call that returns the pool's time was answered; notes that time."""
         if not request.future.done():
             return False
         pool_time: float = self._result(request)
-        self._clock.note(request.asked_at, pool_time, request.answered_at or time.monotonic())
+        self._clock.record(request.asked_at, pool_time, request.answered_at or time.monotonic())
         return True
 
     def _result(self, request: _Request) -> Any:
@@ -238,45 +238,38 @@ class PoolBridge:
             raise RunFailed(f"it has not answered for {self._silent_s:.0f} s", is_death=True)
 
 
-def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Waker, reports: ReportSender) -> None:
+def bridge_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Waker, reports: ReportSender) -> None:
     """The process of a bridge."""
-    config, control, arena = setup.config, setup.control, setup.arena.specs
-    receiver: SlotReceiver | RowReceiver | RemoteGradientReceiver
-    num_rows, states = None, None
-    if setup.plan.hogwild is not None:
-        receiver = RemoteGradientReceiver(setup, workers)
-        states = receiver.states
-    elif setup.plan.replay is not None:
-        receiver = RowReceiver(setup, workers)
-        arena, num_rows = pool_specs(arena, setup.plan), receiver.num_rows
-    else:
-        receiver = SlotReceiver(setup, workers)
+    settings, control = ClusterSettings.of(setup.config), setup.control
+    make_receiver, _ = ends_of(setup.plan)
+    receiver = make_receiver(setup, workers)
     start = PoolStart(
-        config=config,
+        config=setup.config,
         plan=setup.plan,
         spec=setup.spec,
         rank=setup.rank,
-        arena=arena,
+        arena=pool_specs(setup.arena.specs, setup.plan),
         workers=workers,
         seed_steps=setup.seed_steps,
         attempts=setup.attempts,
         has_finished_episode=control.has_finished_episode,
         training_info=control.newest_training_info,
-        num_rows=num_rows,
-        states=states,
+        begins_with=receiver.start,
     )
-    connection = RayConnection(config, start)
+    connection = RayConnection(settings, start)
     log.info("connected; waiting for a machine with %d CPUs", len(workers))
-    bridge = PoolBridge(setup, workers, receiver, connection, waker, learner, reports.send, config.remote_start_timeout)
-    reported_at, num_bytes, num_parcels = time.monotonic(), 0, 0
+    bridge = PoolBridge(
+        setup, workers, receiver, connection, waker, learner, reports.send, settings.remote_start_timeout
+    )
+    reported_at, num_bytes, num_batches = time.monotonic(), 0, 0
     try:
         while not control.ended:
             bridge.poll()
             waker.wait(WAIT_S)
             if (passed_s := time.monotonic() - reported_at) >= _REPORT_EVERY_S:
-                rate, parcels = (bridge.num_bytes - num_bytes) / passed_s, bridge.num_parcels - num_parcels
-                log.info("%.3f MB/s and %.1f messages/s arrive", rate / 1e6, parcels / passed_s)
-                reported_at, num_bytes, num_parcels = time.monotonic(), bridge.num_bytes, bridge.num_parcels
+                rate, batches = (bridge.num_bytes - num_bytes) / passed_s, bridge.num_batches - num_batches
+                log.info("%.3f MB/s and %.1f messages/s arrive", rate / 1e6, batches / passed_s)
+                reported_at, num_bytes, num_batches = time.monotonic(), bridge.num_bytes, bridge.num_batches
     except RunFailed as failure:
         connection.close()
         raise RunFailed(

@@ -9,18 +9,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from contrib.ray_pools.pool_game import Game
 from gymnasium.spaces import Box, Dict, Discrete
-from pool_game import Game
 from small_runs import BOX, planned, small_arena
 
-from asyncrl.cluster.parcels import PackedObservations, float16_row_bytes
-from asyncrl.cluster.sent_rows import RowCodec
-from asyncrl.cluster.sent_slots import SlotCodec
-from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.batches import PackedObservations, float16_row_bytes
+from asyncrl.contrib.ray_pools.rules import float16_problems
+from asyncrl.contrib.ray_pools.sent_rows import RowCodec
+from asyncrl.contrib.ray_pools.sent_slots import SlotCodec
+from asyncrl.contrib.ray_pools.traffic import Traffic
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import ObservationLayout, ObservationPart
-from asyncrl.run import preflight
 from asyncrl.run.setup import RunSetup
 
 MIXED = ObservationLayout(
@@ -116,7 +116,7 @@ def test_a_bound_that_float16_cannot_hold_is_refused() -> None:
         }
     )
     spec = spec_of_spaces(space, gymnasium.spaces.Discrete(2), "Far-v0", None, "auto")
-    (problem,) = preflight._float16_problems(spec)
+    (problem,) = float16_problems(spec)
     assert problem.text == (
         "--cluster_observations=float16 ends at 65504, and far of Far-v0 may be as large as 100000."
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_runs import BOX, planned
 
-from asyncrl.cluster.traffic import Network, Traffic
+from asyncrl.contrib.ray_pools.traffic import Network, Traffic
 
 
 def test_bytes_each_way_and_what_a_network_carries() -> None:
@@ -38,9 +38,9 @@ def test_bytes_of_a_step_in_a_replay() -> None:
     # Of each environment: observation 8, action 4, reward 4, three flags and one of the row before; a version for both.
     assert traffic.step_bytes == 8 + 4 + 4 + 4 + 4 / 2
     assert (traffic.publications_per_step, traffic.versions_per_step) == (0.5, 0.5), "at most one for each update"
-    assert (traffic.granted_steps, traffic.num_grants) == (2, 16)
+    assert (traffic.permitted_steps, traffic.num_permits) == (2, 16)
     sync = planned(algo="sac", async_rl=False, cluster="ray", num_remote_hosts=3, num_envs_per_worker=2)
-    assert Traffic.of(sync, BOX, 1000).num_grants == 1, "each row waits for the updates of the row before"
+    assert Traffic.of(sync, BOX, 1000).num_permits == 1, "each row waits for the updates of the row before"
 
 
 def test_bytes_of_gradients() -> None:
@@ -51,7 +51,7 @@ def test_bytes_of_gradients() -> None:
     # A gradient of a rollout of two environments, and statistics of two numbers, of returns, and their counts.
     assert traffic.step_bytes == (4000 + 16 * (2 + 1 + 1)) / (4 * 2)
     assert traffic.publications_per_step == traffic.versions_per_step == 1 / (2 * 4 * 2)
-    assert (traffic.granted_steps, traffic.num_grants) == (8, 2)
+    assert (traffic.permitted_steps, traffic.num_permits) == (8, 2)
     passes = planned(algo="ppo", num_epochs=3, batch_size=4, num_gradients_to_combine=2, **settings, **pools)
     assert Traffic.of(passes, BOX, 1000).step_bytes == 6 * traffic.step_bytes, "six gradients of each rollout"
     lines = traffic.describe(Network(8.0, round_trip_ms=100.0, worker_steps_per_s=100.0))
@@ -60,22 +60,22 @@ def test_bytes_of_gradients() -> None:
 
 
 def traffic(**changes: object) -> Traffic:
-    """10 pools of 4 workers and 2 local ones; a grant is 100 steps of a worker, and a remote split has 2."""
+    """10 pools of 4 workers and 2 local ones; a permit is 100 steps of a worker, and a remote split has 2."""
     plan = Traffic(10, 4, 2, 50.0, 40 / 42, 1000, 0.001, 0.01, 100.0, 2)
     return dataclasses.replace(plan, **changes)
 
 
-def test_a_remote_worker_is_as_fast_as_its_grants_come_back() -> None:
-    # At 200 steps/s a grant takes 0.5 s. Two of them return after 0.5 s and the round trip.
+def test_a_remote_worker_is_as_fast_as_its_permits_come_back() -> None:
+    # At 200 steps/s a permit takes 0.5 s. Two of them return after 0.5 s and the round trip.
     assert traffic().share_of_speed(200.0, 0.0) == 1.0
     assert traffic().share_of_speed(200.0, 0.5) == 1.0
     assert traffic().share_of_speed(200.0, 1.5) == 0.5
-    assert traffic(num_grants=1).share_of_speed(200.0, 0.5) == 0.5
-    assert [traffic().grants_needed(200.0, delay) for delay in (0.0, 0.2, 0.5, 0.6)] == [1, 2, 2, 3]
+    assert traffic(num_permits=1).share_of_speed(200.0, 0.5) == 0.5
+    assert [traffic().permits_needed(200.0, delay) for delay in (0.0, 0.2, 0.5, 0.6)] == [1, 2, 2, 3]
     for delay in (0.0, 0.3, 0.5, 1.7):
-        needed = traffic().grants_needed(200.0, delay)
-        assert traffic(num_grants=needed).share_of_speed(200.0, delay) == 1.0
-        assert needed == 1 or traffic(num_grants=needed - 1).share_of_speed(200.0, delay) < 1.0
+        needed = traffic().permits_needed(200.0, delay)
+        assert traffic(num_permits=needed).share_of_speed(200.0, delay) == 1.0
+        assert needed == 1 or traffic(num_permits=needed - 1).share_of_speed(200.0, delay) < 1.0
 
 
 def test_hosts_for_a_wanted_speed_and_the_lag_of_a_round_trip() -> None:
@@ -99,7 +99,7 @@ def test_hosts_for_a_wanted_speed_and_the_lag_of_a_round_trip() -> None:
 def test_datasets_that_are_collected_with_fixed_weights_get_no_older() -> None:
     settings = {"cluster": "ray", "num_remote_hosts": 2, "num_envs_per_worker": 4, "batch_size": 16, "rollout": 2}
     sync = Traffic.of(planned(**settings, async_rl=False), BOX, 10)
-    assert (sync.versions_per_step, sync.num_grants, sync.granted_steps) == (0.0, 1, 8)
+    assert (sync.versions_per_step, sync.num_permits, sync.permitted_steps) == (0.0, 1, 8)
     assert Traffic.of(planned(**settings, num_epochs=3), BOX, 10).versions_per_step == 3 / 16
 
 
@@ -114,5 +114,5 @@ def test_what_is_known_of_a_network_is_put_in_words() -> None:
     assert "50 % of their speed with 2 in flight, and all of it with 4" in lines[3]
     assert lines[4] == "1,200 steps/s need 2 pools of 4 workers"
     assert traffic().describe(Network(1.0, 0.0, 200.0, 9000.0))[3].endswith(", but 1 Mbit/s carry only 2,625")
-    sync = traffic(versions_per_step=0.0, num_grants=1).describe(Network(None, 500.0, 200.0))
+    sync = traffic(versions_per_step=0.0, num_permits=1).describe(Network(None, 500.0, 200.0))
     assert sync[-1].endswith("reach 50 % of their speed in sync mode, which waits for it; async hides it")

@@ -1,7 +1,7 @@
 """A pool: the rollout workers of one other machine, in an actor of Ray, with an arena of the layout of the learner's.
 
-consumes  weights, grants of slots, rows or places, messages to the environments (calls of the bridge)
-produces  parcels: ready slots, rows of a replay or gradients; reports, counts (answers to `take`)
+consumes  weights, permits for slots, rows or places, messages to the environments (calls of the bridge)
+produces  batches: ready slots, rows of a replay or gradients; reports, counts (answers to `take`)
 waits     for ready slots, rows or gradients, at most TAKE_S for each answer
 stops     when the bridge closes it, or Ray ends the actor because the bridge has ended; its workers end with it
 
@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -31,15 +31,12 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.shared_tensors import WorkerState
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.parcels import Parcel, SentGradients, SentRows, SentSlots
-from asyncrl.cluster.sent_gradients import RemoteGradientSender
-from asyncrl.cluster.sent_rows import RowSender
-from asyncrl.cluster.sent_slots import SlotSender
 from asyncrl.config.machine import keeps_store_order
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.batches import Batch, Payload
+from asyncrl.contrib.ray_pools.ends import ends_of
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import Report, RolloutReport
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
@@ -65,8 +62,7 @@ class PoolStart:
         seed_steps: environment steps of the run so far, from which seeds are derived.
         has_finished_episode: whether an episode of the run was finished.
         training_info: what the environments are told; None if nothing was sent.
-        num_rows: with a replay, rows of each split of the pool that the learner has.
-        states: of its workers, if they compute gradients.
+        begins_with: what its sender begins with, see `Receiver.start`.
         attempts: how often the run and this pool were started again, see `RunSetup`.
     """
 
@@ -79,8 +75,7 @@ class PoolStart:
     seed_steps: int
     has_finished_episode: bool
     training_info: TrainingInfo | None
-    num_rows: Mapping[int, int] | None = None
-    states: Sequence[WorkerState] | None = None
+    begins_with: Any = None
     attempts: tuple[int, ...] = (0,)
 
 
@@ -106,14 +101,9 @@ class Pool:
         self._channel = WeightsChannel(arena)
         self._waker = Waker()
         self._worker_wakers = {worker_idx: Waker() for worker_idx in start.workers}
-        self._sender: SlotSender | RowSender | RemoteGradientSender
-        if start.states is not None:
-            self._sender = RemoteGradientSender(setup, self._waker, self._worker_wakers, start.states)
-        elif start.num_rows is not None:
-            self._sender = RowSender(setup, self._waker, self._worker_wakers, start.num_rows)
-        else:
-            self._sender = SlotSender(setup, self._waker, self._worker_wakers)
-        self._taking, self._num_parcels, self._dropped_reported = threading.Lock(), 0, 0
+        _, make_sender = ends_of(start.plan)
+        self._sender = make_sender(setup, self._waker, self._worker_wakers, start.begins_with)
+        self._taking, self._num_batches, self._dropped_reported = threading.Lock(), 0, 0
         self._reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._failure: RunFailed | None = None
         # Children would import the script of Ray's worker process as their main module.
@@ -124,9 +114,10 @@ class Pool:
             for idx, waker in self._worker_wakers.items()
         ]
         self._restarts = RestartPolicy(self._processes, setup, specs, self._wake_all, self._reports.put)
-        self._threads = [threading.Thread(target=self._watch, daemon=True)]
-        if isinstance(self._sender, SlotSender):
-            self._threads.append(threading.Thread(target=self._sender.serve, args=(self._control,), daemon=True))
+        self._threads = [
+            threading.Thread(target=self._watch, daemon=True),
+            threading.Thread(target=self._sender.serve, args=(self._control,), daemon=True),
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -139,17 +130,17 @@ class Pool:
         """
         self._control.steps_by_time = steps_by_time
         self._channel.publish(block, version, env_steps)
-        self._sender.note_publication(number)
+        self._sender.record_publication(number)
         return time.monotonic()
 
-    def grant(self, publication: int, grants: Sequence[tuple[int, int]], has_finished_episode: bool) -> float:
-        """Grants (split, slot), (split, rows) or (worker, place), for these weights or newer; returns the time here.
+    def permit(self, publication: int, permits: Sequence[tuple[int, int]], has_finished_episode: bool) -> float:
+        """Passes permits on (`Receiver.take_permits`), for these weights or newer; returns the time here.
 
         `has_finished_episode` says whether any environment of the run has.
         """
         if has_finished_episode:
             self._control.has_finished_episode = True
-        self._sender.grant(publication, grants)
+        self._sender.permit(publication, permits)
         return time.monotonic()
 
     def set_training_info(self, info: TrainingInfo) -> float:
@@ -162,13 +153,13 @@ class Pool:
         self._control.request_stop()
         return time.monotonic()
 
-    def take(self) -> Parcel:
+    def take(self) -> Batch:
         """Waits for slots, rows or gradients, at most `TAKE_S`, and returns them. Calls are answered one by one."""
         with self._taking:
             is_over = self._failure is not None or self._control.ended
-            return self._parcel(None if is_over else self._sender.take(TAKE_S))
+            return self._batch(None if is_over else self._sender.take(TAKE_S))
 
-    def close(self) -> Parcel:
+    def close(self) -> Batch:
         """Ends the workers; returns their last reports."""
         self._control.end()
         self._wake_all()
@@ -178,19 +169,19 @@ class Pool:
         for report in self._processes.take_reports():
             self._reports.put(report)
         with self._taking:
-            return self._parcel(None)
+            return self._batch(None)
 
-    def _parcel(self, cargo: SentSlots | SentRows | SentGradients | None) -> Parcel:
-        parcel = Parcel(
-            number=self._num_parcels,
-            cargo=cargo,
+    def _batch(self, payload: Payload | None) -> Batch:
+        batch = Batch(
+            number=self._num_batches,
+            payload=payload,
             collected={worker_idx: self._control.collected_steps(worker_idx) for worker_idx in self._workers},
             has_finished_episode=self._control.has_finished_episode,
             reports=[self._with_dropped(self._reports.get()) for _ in range(self._reports.qsize())],
             failure=self._failure,
         )
-        self._num_parcels += 1
-        return parcel
+        self._num_batches += 1
+        return batch
 
     def _with_dropped(self, report: Report) -> Report:
         """Adds samples that were lost with workers of this pool to the next report of a worker."""

@@ -1,22 +1,30 @@
-"""What travels from a pool to its bridge: slots or rows of a replay as bytes, or gradients; reports and counts."""
+"""What travels from a pool to its bridge: slots or rows of a replay as bytes, or gradients; reports and counts.
+
+A mode has a receiver in the bridge and a sender in the pool (`asyncrl.contrib.ray_pools.ends`).
+"""
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import FloatArray, WorkerState
+from asyncrl.contrib.ray_pools.settings import ClusterSettings
 from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout
 from asyncrl.monitoring.reports import Report
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import RunFailed
 
-PARCEL_BYTES = 1 << 20
-"""Slots and rows are joined up to about this size while all requests for parcels are being answered."""
+BATCH_BYTES = 1 << 20
+"""Slots and rows are joined up to about this size while all requests for batches are being answered."""
 
 LARGEST_FLOAT16 = 65504.0
 
@@ -83,13 +91,16 @@ class SentGradients:
         return self.content.nbytes + sum(entry.nbytes for state in self.states for entry in state.moments.values())
 
 
+Payload = SentSlots | SentRows | SentGradients
+
+
 @dataclass(frozen=True)
-class Parcel:
+class Batch:
     """An answer of a pool.
 
     Attributes:
         number: of the pool's answers, from 0; the bridge takes them in this order.
-        cargo: slots, rows or gradients; None if there are none.
+        payload: slots, rows or gradients; None if there are none.
         collected: environment steps that each worker of the pool has made so far.
         has_finished_episode: whether an episode was finished.
         reports: of the workers since the last answer, and restarts of workers.
@@ -97,11 +108,80 @@ class Parcel:
     """
 
     number: int
-    cargo: SentSlots | SentRows | SentGradients | None
+    payload: Payload | None
     collected: dict[int, int]
     has_finished_episode: bool
     reports: Sequence[Report]
     failure: RunFailed | None
+
+
+class Receiver(Protocol):
+    """Takes the place of a pool's workers on the learner's machine."""
+
+    def __init__(self, setup: RunSetup, workers: Sequence[int]) -> None: ...
+
+    @property
+    def start(self) -> Any:
+        """What the sender of a new pool begins with."""
+
+    def take_permits(self) -> list[tuple[int, int]]:
+        """What the pool may make since the last call: split and slot, split and number of rows, or worker and place."""
+
+    def write(self, payload: Any, offset_s: float) -> None:
+        """Writes a payload into the arena, as the workers would. The pool's clock is `offset_s` ahead."""
+
+
+class Sender(ABC):
+    """The pool's side: lets the workers of the pool make what the bridge permits, and packs what they have made.
+
+    A permit names a publication of weights, and waits for it: calls of the bridge may overtake each other.
+    """
+
+    def __init__(self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], start: Any) -> None:
+        """Permits nothing yet.
+
+        Args:
+            setup: the pool's.
+            waker: wakes this side of the exchange.
+            workers: wake the rollout workers of the pool, by their number in the run.
+            start: `Receiver.start`.
+        """
+        self._waker, self._workers = waker, workers
+        self._lock = threading.Lock()
+        self._publication = 0
+        self._waiting: list[tuple[int, int, int]] = []
+
+    def record_publication(self, number: int) -> None:
+        """Notes that the workers can read the learner's publication `number`."""
+        with self._lock:
+            self._publication = number
+            self._use_permits()
+
+    def permit(self, publication: int, permits: Sequence[tuple[int, int]]) -> None:
+        """Takes permits, to be used with weights at least as new as `publication`."""
+        with self._lock:
+            self._waiting += [(publication, owner, number) for owner, number in permits]
+            self._use_permits()
+
+    def _use_permits(self) -> None:
+        self.use([(owner, number) for publication, owner, number in self._waiting if publication <= self._publication])
+        self._waiting = [permit for permit in self._waiting if permit[0] > self._publication]
+
+    @abstractmethod
+    def use(self, permits: Sequence[tuple[int, int]]) -> None:
+        """Lets the workers make what they are permitted, now that its weights have arrived."""
+
+    @abstractmethod
+    def take(self, timeout_s: float) -> Payload | None:
+        """Waits for what the workers make, at most `timeout_s`, and packs it. Called by one thread at a time."""
+
+    @property
+    def dropped_samples(self) -> int:
+        """Samples that were lost with workers of this pool and that no worker reports."""
+        return 0
+
+    def serve(self, control: RunControl) -> None:  # noqa: B027
+        """The main loop of a thread, where a sender needs one; it works until the run has ended."""
 
 
 class PackedField:
@@ -185,6 +265,6 @@ def _runs(layout: ObservationLayout) -> list[tuple[slice, bool]]:
 
 def pack_observations(array: npt.NDArray[Any], setup: RunSetup) -> PackedField:
     """Observations [N, ..., row_size], as the settings let them travel."""
-    if setup.config.cluster_observations == "float16":
+    if ClusterSettings.of(setup.config).cluster_observations == "float16":
         return PackedObservations(array, setup.spec.observation)
     return PackedField(array)

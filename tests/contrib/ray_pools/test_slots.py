@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import BOX, fill, planned, small_arena
+from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
 from asyncrl.buffers.slots import SlotState, SlotStateError
-from asyncrl.cluster import sent_slots
-from asyncrl.cluster.sent_slots import CreditLedger, SlotCodec
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools import sent_slots
+from asyncrl.contrib.ray_pools.sent_slots import PermitLedger, SlotCodec, SlotSender
 from asyncrl.learner.slot_ledger import SlotLedger
 from asyncrl.run.setup import RunSetup
 
@@ -43,27 +43,26 @@ def test_a_slot_arrives_with_every_array_but_its_state_and_owner() -> None:
     assert len(arrays) >= 14 and sent.is_recurrent
 
 
-def test_a_grant_waits_for_the_weights_that_it_was_made_with() -> None:
+def test_a_slot_waits_for_the_weights_that_its_permit_names() -> None:
     plan = remote()
-    _, slots = small_arena(plan)
-    ledger = CreditLedger(slots, plan, slot_bytes=100)
-    ledger.publication = 3
-    ledger.add_credit(3, 0, 1)
-    ledger.add_credit(4, 1, 0)
-    assert ledger.grant() == [(0, 1)]
-    assert ledger.grant() == []
-    ledger.publication = 5
-    assert ledger.grant() == [(1, 0)]
-    assert slots.owner[0] == 1
+    arena, slots = small_arena(plan)
+    setup = RunSetup(TrainConfig(cluster="ray"), plan, BOX, arena, Path(), None, 0)
+    sender = SlotSender(setup, CountingWaker(), {}, None)
+    sender.permit(4, [(1, 0)])
+    sender.permit(3, [(0, 1)])
+    for number, states in ((3, [SlotState.FREE, SlotState.FILLING]), (5, [SlotState.FILLING] * 2)):
+        sender.record_publication(number)
+        assert sender.take(0.0) is None
+        assert [slots.state(slot) for slot in range(2)] == states
+    assert [slots.owner[slot] for slot in range(2)] == [1, 0]
 
 
-def test_ready_slots_are_joined_up_to_the_size_of_a_parcel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_slots_are_joined_up_to_the_size_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = remote(num_batches_to_accumulate=4)
     _, slots = small_arena(plan)
-    monkeypatch.setattr(sent_slots, "PARCEL_BYTES", 250)
-    ledger = CreditLedger(slots, plan, slot_bytes=100)
-    for slot in range(5):
-        ledger.add_credit(0, slot % 2, slot)
+    monkeypatch.setattr(sent_slots, "BATCH_BYTES", 250)
+    ledger = PermitLedger(slots, plan, slot_bytes=100)
+    ledger.permits.extend((slot % 2, slot) for slot in range(5))
     for split_idx, slot in ledger.grant():
         fill(slots, slot)
         slots.finish(slot, split_idx)
@@ -79,8 +78,8 @@ def test_ready_slots_are_joined_up_to_the_size_of_a_parcel(monkeypatch: pytest.M
 def test_a_slot_with_a_row_that_was_never_written_is_not_sent() -> None:
     plan = remote()
     _, slots = small_arena(plan)
-    ledger = CreditLedger(slots, plan, slot_bytes=100)
-    ledger.add_credit(0, 0, 0)
+    ledger = PermitLedger(slots, plan, slot_bytes=100)
+    ledger.permits.append((0, 0))
     ledger.grant()
     fill(slots, 0)
     slots.reward[0, 1] = np.nan
@@ -93,7 +92,7 @@ def test_a_slot_with_a_row_that_was_never_written_is_not_sent() -> None:
 def test_remote_splits_are_granted_one_slot_ahead_in_async_and_none_in_sync() -> None:
     plan = remote(num_workers=1, remote_slots_in_flight=3, batch_size=6)
     assert (plan.num_workers, plan.num_local_workers) == (3, 1)
-    assert [list(plan.workers_of_host(host)) for host in range(2)] == [[1], [2]]
+    assert [list(plan.workers_of_pool(pool)) for pool in range(2)] == [[1], [2]]
     ledger = SlotLedger(small_arena(plan)[1], plan)
     granted = [split_idx for split_idx, _ in ledger.grant()]
     assert [granted.count(split_idx) for split_idx in range(3)] == [1, 3, 3]
@@ -104,5 +103,5 @@ def test_remote_splits_are_granted_one_slot_ahead_in_async_and_none_in_sync() ->
 
 def test_the_process_of_a_pool_needs_no_torch() -> None:
 
-    code = "import sys, asyncrl.cluster.pool; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
+    code = "import sys, asyncrl.contrib.ray_pools.pool; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,11 +8,11 @@ import time
 from typing import Any, cast
 
 import pytest
-import ray_cluster
+from contrib.ray_pools import ray_cluster
 
-from asyncrl.cluster import connection, pool
-from asyncrl.cluster.connection import RayConnection, find_problem
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools import connection, pool
+from asyncrl.contrib.ray_pools.connection import RayConnection, find_problem
 from asyncrl.runtime.processes import RunFailed
 
 

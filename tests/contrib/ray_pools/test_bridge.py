@@ -19,12 +19,12 @@ from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.bridge import CLOCK_S, ClockOffset, PoolBridge
-from asyncrl.cluster.connection import NUM_REQUESTS
-from asyncrl.cluster.parcels import Parcel, SentSlots
-from asyncrl.cluster.sent_rows import RowReceiver
-from asyncrl.cluster.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.batches import Batch, SentSlots
+from asyncrl.contrib.ray_pools.bridge import CLOCK_S, ClockOffset, PoolBridge
+from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS
+from asyncrl.contrib.ray_pools.sent_rows import RowReceiver
+from asyncrl.contrib.ray_pools.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
@@ -89,8 +89,8 @@ class Link:
     def publish(self, version: int) -> None:
         self.channel.publish(np.full(8, version, np.float32), version, 10 * version)
 
-    def parcel(self, number: int, slots: list[int], collected: int = 0, failure: RunFailed | None = None) -> Parcel:
-        """A parcel of slots whose values are their numbers and whose actions were chosen a second ago."""
+    def batch(self, number: int, slots: list[int], collected: int = 0, failure: RunFailed | None = None) -> Batch:
+        """A batch of slots whose values are their numbers and whose actions were chosen a second ago."""
         other_arena, other = small_arena(self.plan)
         for slot in slots:
             fill(other, slot, version=1, value=float(slot))
@@ -100,7 +100,7 @@ class Link:
             if slots
             else None
         )
-        return Parcel(number, sent, {0: collected, 1: 0}, False, [f"report {number}"], failure)
+        return Batch(number, sent, {0: collected, 1: 0}, False, [f"report {number}"], failure)
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def link() -> Iterator[Link]:
     made.arena.close()
 
 
-def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) -> None:
+def test_permits_name_the_weights_and_only_the_newest_weights_travel(link: Link) -> None:
     link.bridge.poll()
-    ((number, grants, has_finished_episode), _), *others = link.pool.open("grant")
-    assert (number, grants, has_finished_episode, others) == (1, [(0, 0), (1, 1)], False, [])
+    ((number, permits, has_finished_episode), _), *others = link.pool.open("permit")
+    assert (number, permits, has_finished_episode, others) == (1, [(0, 0), (1, 1)], False, [])
     for version in (2, 3):
         link.publish(version)
         link.bridge.poll()
@@ -130,18 +130,18 @@ def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) 
 def test_a_slot_of_an_async_pool_waits_for_weights_that_were_sent_and_not_for_the_newest(link: Link) -> None:
     link.bridge.poll()
     link.publish(2)  # cannot be sent yet, because the first weights are under way
-    link.pool.answer("take", 0, link.parcel(0, [0, 1]))
+    link.pool.answer("take", 0, link.batch(0, [0, 1]))
     link.bridge.poll()
     link.exchange.poll()
     columns = link.exchange.take_dataset(1, 0.0)
     assert columns is not None
     link.exchange.release(columns)
     link.bridge.poll()
-    assert [args[0] for args, _ in link.pool.open("grant")] == [1, 1]
+    assert [args[0] for args, _ in link.pool.open("permit")] == [1, 1]
 
 
 @pytest.mark.parametrize(("async_rl", "named"), [(True, 1), (False, 2)], ids=["async", "sync"])
-def test_grants_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(async_rl: bool, named: int) -> None:
+def test_permits_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(async_rl: bool, named: int) -> None:
     plan = planned(algo="sac", cluster="ray", async_rl=async_rl, num_envs_per_worker=1, replay_size=100)
     arena = Arena.create(arena_specs(BOX, plan, 8))
     setup = RunSetup(TrainConfig(cluster="ray", algo="sac"), plan, BOX, arena, Path(), None, 0)
@@ -154,24 +154,24 @@ def test_grants_wait_for_the_newest_weights_in_sync_and_for_those_sent_in_async(
     for limit in range(1, NUM_REQUESTS + 3):
         limits.set([limit], None)
         bridge.poll()
-    calls = [args[:2] for args, _ in pool.open("grant")]
+    calls = [args[:2] for args, _ in pool.open("permit")]
     assert calls == [(named, [(0, limit)]) for limit in range(1, NUM_REQUESTS + 1)], "so many calls at a time"
-    pool.answer("grant")
+    pool.answer("permit")
     for _ in range(2):
         bridge.poll()
-    assert pool.open("grant")[-1][0][1] == [(0, NUM_REQUESTS + 2)], "the newest limit only"
+    assert pool.open("permit")[-1][0][1] == [(0, NUM_REQUESTS + 2)], "the newest limit only"
     arena.close()
 
 
 def test_slots_are_written_finished_and_announced_in_the_order_of_the_pool(link: Link) -> None:
     link.bridge.poll()
-    link.pool.answer("grant")
+    link.pool.answer("permit")
     link.bridge.poll()
     assert len(link.pool.open("take")) == NUM_REQUESTS
-    link.pool.answer("take", 2, link.parcel(1, [0], collected=7))
+    link.pool.answer("take", 2, link.batch(1, [0], collected=7))
     link.bridge.poll()
-    assert link.slots.state(0) == SlotState.FILLING, "the parcel before it has not arrived"
-    link.pool.answer("take", 0, link.parcel(0, [1], collected=3))
+    assert link.slots.state(0) == SlotState.FILLING, "the batch before it has not arrived"
+    link.pool.answer("take", 0, link.batch(0, [1], collected=3))
     link.bridge.poll()
     assert [link.slots.state(slot) for slot in (0, 1)] == [SlotState.READY] * 2
     assert (link.slots.value[0] == 0.0).all() and (link.slots.value[1] == 1.0).all()
@@ -187,8 +187,8 @@ def test_slots_are_written_finished_and_announced_in_the_order_of_the_pool(link:
 
 def test_a_slot_is_accepted_once(link: Link) -> None:
     link.bridge.poll()
-    link.pool.answer("take", 0, link.parcel(0, [0]))
-    link.pool.answer("take", 0, link.parcel(1, [0]))
+    link.pool.answer("take", 0, link.batch(0, [0]))
+    link.pool.answer("take", 0, link.batch(1, [0]))
     with pytest.raises(RuntimeError, match="READY, expected FILLING"):
         link.bridge.poll()
 
@@ -204,8 +204,8 @@ def test_a_pool_is_told_once_that_the_run_is_to_stop(link: Link) -> None:
 
 def test_steps_are_counted_before_what_they_became_is_written(link: Link) -> None:
     counted = []
-    link.bridge._receiver.write = lambda cargo, offset_s: counted.append(link.setup.control.collected_steps(0))
-    link.bridge._unpack(link.parcel(0, [0], collected=7))
+    link.bridge._receiver.write = lambda payload, offset_s: counted.append(link.setup.control.collected_steps(0))
+    link.bridge._unpack(link.batch(0, [0], collected=7))
     assert counted == [7]
 
 
@@ -236,13 +236,13 @@ def test_what_environments_were_told_while_the_pool_was_connected_is_passed_on()
 def test_a_pool_knows_that_environments_of_others_have_finished_episodes(link: Link) -> None:
     link.setup.control.has_finished_episode = True
     link.bridge.poll()
-    (((_, _, has_finished_episode), _),) = link.pool.open("grant")
+    (((_, _, has_finished_episode), _),) = link.pool.open("permit")
     assert has_finished_episode
 
 
 def test_the_failure_of_a_pool_and_its_end_are_told_apart(link: Link) -> None:
     link.bridge.poll()
-    link.pool.answer("take", 0, link.parcel(0, [], failure=RunFailed("rollout worker 0: no", is_final=True)))
+    link.pool.answer("take", 0, link.batch(0, [], failure=RunFailed("rollout worker 0: no", is_final=True)))
     with pytest.raises(RunFailed, match="rollout worker 0: no") as failed:
         link.bridge.poll()
     assert failed.value.is_final and not failed.value.is_death
@@ -266,7 +266,7 @@ def test_a_pool_that_does_not_start_or_falls_silent_is_given_up(link: Link, monk
     now += 1000.0  # this process is stopped
     with pytest.raises(RunFailed, match="not placed and started it within 60 s"):
         pass_seconds(3)
-    link.pool.answer("grant")
+    link.pool.answer("permit")
     pass_seconds(29)
     with pytest.raises(RunFailed, match="has not answered for 31 s") as failed:
         pass_seconds(3)
@@ -275,18 +275,18 @@ def test_a_pool_that_does_not_start_or_falls_silent_is_given_up(link: Link, monk
 
 def test_the_offset_of_a_clock_is_taken_from_the_quickest_answer() -> None:
     clock = ClockOffset()
-    clock.note(0.0, 105.0, 9.0)
+    clock.record(0.0, 105.0, 9.0)
     assert clock.offset_s == 100.5
-    clock.note(20.0, 120.1, 20.2)
+    clock.record(20.0, 120.1, 20.2)
     assert clock.offset_s == pytest.approx(100.0)
-    clock.note(30.0, 139.0, 30.4)
+    clock.record(30.0, 139.0, 30.4)
     assert clock.offset_s == pytest.approx(100.0)
 
 
 def test_an_offset_that_was_measured_long_ago_counts_no_more() -> None:
     clock = ClockOffset()
-    clock.note(0.0, 100.0, 0.1)
-    clock.note(1000.0, 1107.0, 1002.0)
+    clock.record(0.0, 100.0, 0.1)
+    clock.record(1000.0, 1107.0, 1002.0)
     assert clock.offset_s == pytest.approx(106.0)
 
 
@@ -295,7 +295,7 @@ def test_the_offset_of_clocks_that_drift_apart_follows() -> None:
     offsets = []
     for second in range(0, 200, 5):
         round_trip_s = 0.002 if second == 0 else 0.01  # the first answer is the quickest of all
-        clock.note(second, 100.0 + second * (1.0 + drift), second + round_trip_s)
+        clock.record(second, 100.0 + second * (1.0 + drift), second + round_trip_s)
         offsets.append(clock.offset_s)
     errors = [abs(offset - 100.0 - drift * 5 * number) for number, offset in enumerate(offsets)]
     assert max(errors) < drift * 2 * CLOCK_S + 0.01

@@ -15,14 +15,14 @@ from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from asyncrl.cluster.pool import Pool, PoolStart
-from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.pool import Pool, PoolStart
+from asyncrl.contrib.ray_pools.settings import ClusterSettings
 from asyncrl.runtime.processes import RunFailed
 
 NUM_REQUESTS = 4
-"""Requests for parcels that are under way at a time: what is ready is joined when all of them are being answered."""
+"""Requests for batches that are under way at a time: what is ready is joined when all of them are being answered."""
 
-_THREADS = 2 * NUM_REQUESTS + 4  # takes, grants, and the other calls
+_THREADS = 2 * NUM_REQUESTS + 4  # takes, permits, and the other calls
 _CONNECT_S, _LOOK_S = 10.0, 60.0
 _LOOK = """
 import logging, os, sys
@@ -51,7 +51,7 @@ class Connection(Protocol):
         """Ends the pool, which may have ended before."""
 
 
-def find_problem(config: TrainConfig) -> str | None:
+def find_problem(config: ClusterSettings) -> str | None:
     """Why the cluster of these settings cannot be used, in one sentence; None if it can. Takes a few seconds."""
     if importlib.util.find_spec("ray") is None:
         return '--cluster=ray needs the package ray, which is not installed: pip install -e ".[ray]"'
@@ -94,7 +94,7 @@ def _refusal(address: str) -> str | None:
 class RayConnection:
     """A pool in an actor of a Ray cluster. Its methods are called by one thread."""
 
-    def __init__(self, config: TrainConfig, start: PoolStart) -> None:
+    def __init__(self, config: ClusterSettings, start: PoolStart) -> None:
         """Connects this process to the cluster and asks it for the actor, which may come later.
 
         Raises:
@@ -119,7 +119,7 @@ class RayConnection:
         }
         self._actor: Any = ray.remote(Pool).options(**options).remote(start)
 
-    def _connect(self, config: TrainConfig) -> None:
+    def _connect(self, config: ClusterSettings) -> None:
         outcome: Future[None] = Future()
 
         def connect() -> None:

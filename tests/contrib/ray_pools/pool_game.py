@@ -11,12 +11,13 @@ from replays import SPEC, TaggedWriter, new_replay
 from small_runs import CountingWaker
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.remote_replay import RemoteReplayLimiter
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.cluster.parcels import SentRows
-from asyncrl.cluster.sent_rows import RowReceiver, RowSender, pool_specs
 from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.remote_workers import RemoteWorkers
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.batches import SentRows
+from asyncrl.contrib.ray_pools.limiter import RemoteReplayLimiter
+from asyncrl.contrib.ray_pools.sent_rows import RowReceiver, RowSender, pool_specs
 
 ENDLESS = 10**12
 
@@ -28,7 +29,8 @@ class TestPool:
 
     def __init__(self, game: Game, workers: list[int], life: int, is_restarted: bool) -> None:
         self._game, self.workers, self._life = game, workers, life
-        own = SimpleNamespace(worker_num_splits=1, remote_rows_in_flight=game.rows_in_flight)
+        remote = RemoteWorkers(rows_in_flight=game.rows_in_flight)
+        own = SimpleNamespace(worker_num_splits=1, async_rl=True, remote=remote)
         self.setup: Any = SimpleNamespace(
             config=game.config, spec=SPEC, arena=game.arena, plan=own, steps_at_restart=0 if is_restarted else None
         )
@@ -38,7 +40,7 @@ class TestPool:
         wakers: Any = dict.fromkeys(workers, CountingWaker())
         waker: Any = SimpleNamespace(wait=lambda timeout_s: False)
         of_pool: Any = SimpleNamespace(config=game.config, spec=SPEC, arena=arena)
-        self.sender = RowSender(of_pool, waker, wakers, self.receiver.num_rows)
+        self.sender = RowSender(of_pool, waker, wakers, self.receiver.start)
         self.writers = {split: self._writer(split) for split in workers}
         self.to_pool: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_learner: deque[SentRows] = deque()
@@ -72,13 +74,13 @@ class TestPool:
         """Everything that is under way arrives, and what is new is sent."""
         moved = bool(self.to_pool or self.to_learner)
         while self.to_pool:
-            self.sender.grant(*self.to_pool.popleft())
+            self.sender.permit(*self.to_pool.popleft())
         while self.to_learner:
             before = self._game.stripes.total_env_steps()
             self.receiver.write(self.to_learner.popleft(), 0.0)
             self.num_arrived += self._game.stripes.total_env_steps() - before
-        if grants := self.receiver.take_grants():
-            self.to_pool.append((1, grants))
+        if permits := self.receiver.take_permits():
+            self.to_pool.append((1, permits))
         self._send()
         return moved or bool(self.to_pool or self.to_learner)
 
@@ -121,7 +123,7 @@ class Game:
     def _pool(self, workers: list[int], is_restarted: bool) -> TestPool:
         self.num_lives += 1
         pool = TestPool(self, workers, self.num_lives, is_restarted)
-        pool.sender.note_publication(1)
+        pool.sender.record_publication(1)
         return pool
 
     def kill_pool(self, number: int) -> int:

@@ -1,11 +1,11 @@
 """Gradients of Hogwild workers on their way from a pool to the process that combines them.
 
     learner's machine                                               pool
-    GradientPlaces -- free places --> RemoteGradientReceiver ----> RemoteGradientSender: frees them for its workers
-    GradientPlaces <-- gradients ---- RemoteGradientReceiver <---- RemoteGradientSender: those that they have written
+    GradientPlaces -- free places --> GradientReceiver ----> GradientSender: frees them for its workers
+    GradientPlaces <-- gradients ---- GradientReceiver <---- GradientSender: those that they have written
 
-Place n of the learner's arena is place n of the pool's, so nothing is translated. The pool has a place from the grant
-until it has sent the gradient: a grant is a credit. It waits for the weights that it names, so a worker that may write
+Place n of the learner's arena is place n of the pool's, so nothing is translated. A place is leased to the pool from
+the permit until it has sent the gradient. A permit waits for the weights that it names, so a worker that may write
 again has weights as new as on the learner's machine.
 
 With gradients go the states of the pool's workers: statistics of observations and returns, and how many steps were
@@ -15,7 +15,6 @@ used. A pool that takes the place of a dead one continues them; steps of which n
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -23,25 +22,25 @@ from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import RUN, WorkerState, WorkerStates
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.parcels import SentGradients
 from asyncrl.config.plan import PLACES_OF_A_WORKER
+from asyncrl.contrib.ray_pools.batches import Sender, SentGradients
 from asyncrl.run.setup import RunSetup
 
 _LOOK_EVERY_S = 0.1
 """A worker that has made its last step wakes nobody."""
 
 
-class RemoteGradientReceiver:
-    """Takes the place of a pool's workers for the parameter server: writes their gradients, lends their places."""
+class GradientReceiver:
+    """Takes the place of a pool's workers for the parameter server: writes their gradients, leases their places."""
 
     def __init__(self, setup: RunSetup, workers: Sequence[int]) -> None:
         self._places = GradientPlaces(setup.arena)
         self._states = WorkerStates(setup.arena)
         self._steps_before = {worker_idx: setup.control.collected_steps(worker_idx) for worker_idx in workers}
-        self._lent: set[int] = set()
+        self._leased: set[int] = set()
 
     @property
-    def states(self) -> list[WorkerState]:
+    def start(self) -> list[WorkerState]:
         """The states that the workers of a new pool continue; steps of theirs that were not used are below 0."""
         states = [self._states.read(worker_idx) for worker_idx in self._steps_before]
         return [
@@ -51,62 +50,47 @@ class RemoteGradientReceiver:
             for state in states
         ]
 
-    def take_grants(self) -> list[tuple[int, int]]:
-        """Worker and place of each place that the pool may write since the last call."""
-        grants = [
+    def take_permits(self) -> list[tuple[int, int]]:
+        permits = [
             (worker_idx, place)
             for worker_idx in self._steps_before
             for place in self._places.free_places(worker_idx)
-            if place not in self._lent
+            if place not in self._leased
         ]
-        self._lent.update(place for _, place in grants)
-        return grants
+        self._leased.update(place for _, place in permits)
+        return permits
 
-    def write(self, cargo: SentGradients, offset_s: float) -> None:
-        """Hands gradients over to the parameter server, as workers would; that they have finished is written last.
-
-        Args:
-            cargo: the gradients.
-            offset_s: not used, gradients have no time.
+    def write(self, payload: SentGradients, offset_s: float) -> None:
+        """Hands gradients over to the parameter server; that their workers have finished is written last.
 
         Raises:
             RuntimeError: the pool does not have one of the places.
         """
-        for place, gradient in zip(cargo.places, cargo.content, strict=True):
-            if place not in self._lent:
+        for place, gradient in zip(payload.places, payload.content, strict=True):
+            if place not in self._leased:
                 raise RuntimeError(f"a gradient came for place {place}, which the pool does not have")
-            self._lent.remove(place)
+            self._leased.remove(place)
             self._places.write(place, gradient, self._places.last_number(place // PLACES_OF_A_WORKER) + 1)
-        for state in cargo.states:
+        for state in payload.states:
             used_steps = state.used_steps + self._steps_before[state.worker_idx]
             self._states.write(dataclasses.replace(state, used_steps=used_steps))
 
 
-class RemoteGradientSender:
-    """The pool's side: frees places for the workers of the pool, and packs the gradients that they have written.
+class GradientSender(Sender):
+    """Frees places for the workers of the pool, and packs the gradients that they have written.
 
-    Attributes:
-        dropped_samples: 0: the successor of a dead worker reports its unfinished rollout.
+    No sample is dropped here: the successor of a dead worker reports its unfinished rollout.
     """
 
-    dropped_samples = 0
-
     def __init__(
-        self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], states: Sequence[WorkerState]
+        self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], start: Sequence[WorkerState]
     ) -> None:
-        """Lets no worker write a gradient.
-
-        Args:
-            setup: the pool's.
-            waker: wakes `take`.
-            workers: wake the workers of the pool, by their number in the run.
-            states: those of the workers so far.
-        """
+        super().__init__(setup, waker, workers, start)
         arena = setup.arena
         self._places = GradientPlaces(arena)
         self._places.take_all()
         self._states = WorkerStates(arena)
-        for state in states:
+        for state in start:
             self._states.write(state)
         self._channel = WeightsChannel(arena)
         self._num_updates = [
@@ -114,35 +98,19 @@ class RemoteGradientSender:
             for spec in arena.specs
             if spec.name.startswith("shared.") and spec.name.endswith(".steps")
         ]
-        self._waker, self._workers = waker, workers
-        self._lock = threading.Lock()
-        self._publication = 0
-        self._waiting: list[tuple[int, int, int]] = []
         self._sent = [self._state_of(worker_idx) for worker_idx in workers]
 
-    def note_publication(self, number: int) -> None:
-        """Notes that the workers can read the learner's publication `number`; its version counts the updates of all."""
-        with self._lock:
-            self._publication = number
-            for words in self._num_updates:
-                words[RUN] = self._channel.newest.version
-            self._free_places()
+    def record_publication(self, number: int) -> None:
+        for words in self._num_updates:  # the version counts the updates of all workers
+            words[RUN] = self._channel.newest.version
+        super().record_publication(number)
 
-    def grant(self, publication: int, grants: Sequence[tuple[int, int]]) -> None:
-        """Lends places (worker, place), for gradients at weights at least as new as `publication`."""
-        with self._lock:
-            self._waiting += [(publication, worker_idx, place) for worker_idx, place in grants]
-            self._free_places()
-
-    def _free_places(self) -> None:
-        for publication, worker_idx, place in self._waiting:
-            if publication <= self._publication:
-                self._places.free([place])
-                self._workers[worker_idx].wake()
-        self._waiting = [grant for grant in self._waiting if grant[0] > self._publication]
+    def use(self, permits: Sequence[tuple[int, int]]) -> None:
+        for worker_idx, place in permits:
+            self._places.free([place])
+            self._workers[worker_idx].wake()
 
     def take(self, timeout_s: float) -> SentGradients | None:
-        """Waits for gradients, at most `timeout_s`, and packs them. Called by one thread at a time."""
         deadline = time.monotonic() + timeout_s
         while (sent := self._take_now()) is None and (left_s := deadline - time.monotonic()) > 0.0:
             self._waker.wait(min(left_s, _LOOK_EVERY_S))

@@ -1,11 +1,11 @@
 """Slots of trajectories on their way from a pool to the learner's arena.
 
     learner's machine                                  pool
-    SlotLedger -- granted slots --> SlotReceiver ----> SlotSender: a CreditLedger grants them to the workers
+    SlotLedger -- granted slots --> SlotReceiver ----> SlotSender: a PermitLedger grants them to the workers
     SlotLedger <-- ready slots ---- SlotReceiver <---- SlotSender: slots that the workers have filled
 
 Slot n of the learner is slot n of the pool, and split n is split n, so nothing is translated. The pool has a slot from
-the grant until it has packed it: the grant is a credit of the learner's `SlotLedger`.
+the grant until it has packed it: a grant of the learner's `SlotLedger` is a permit for the pool.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentSlots, pack_observations
 from asyncrl.config.plan import ResourcePlan
+from asyncrl.contrib.ray_pools.batches import BATCH_BYTES, Bytes, PackedField, Sender, SentSlots, pack_observations
 from asyncrl.learner.slot_ledger import Columns, SlotExchange, SlotLedger
 from asyncrl.run.setup import RunSetup
 
@@ -74,19 +74,16 @@ class SlotReceiver:
         self._ready = {worker_idx: IndexRing(arena, f"ready.{worker_idx}") for worker_idx in workers}
         self._worker_num_splits = setup.plan.worker_num_splits
 
-    def take_grants(self) -> list[tuple[int, int]]:
-        """Split and slot of each grant since the last call."""
+    @property
+    def start(self) -> None:
+        """Nothing: a new pool has no slots."""
+
+    def take_permits(self) -> list[tuple[int, int]]:
         slots = [slot for ring in self._granted for slot in ring.pop_all()]
         return [(self._slots.owner[slot], slot) for slot in slots]
 
-    def write(self, cargo: SentSlots, offset_s: float) -> None:
-        """Writes slots into the arena and announces them, as a rollout worker would.
-
-        Args:
-            cargo: the slots.
-            offset_s: how far the pool's clock is ahead.
-        """
-        for content, slot in zip(cargo.content, cargo.slots, strict=True):
+    def write(self, payload: SentSlots, offset_s: float) -> None:
+        for content, slot in zip(payload.content, payload.slots, strict=True):
             split_idx = self._slots.owner[slot]
             self._codec.unpack(content, slot)
             self._slots.chosen_at[slot] -= offset_s
@@ -94,37 +91,29 @@ class SlotReceiver:
             self._ready[split_idx // self._worker_num_splits].push(slot)
 
 
-class CreditLedger(SlotLedger):
+class PermitLedger(SlotLedger):
     """The slots that a pool has of the learner. Used under the lock of its `SlotExchange`.
 
     Attributes:
-        publication: number of the newest weights that have arrived. A grant waits for those that it names: in sync mode
-            the learner's newest when it granted the slot, in async mode those that were sent before the grant.
+        permits: split and slot of each permit that is not granted to a worker yet; any thread may append some.
     """
 
     def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, slot_bytes: int) -> None:
         super().__init__(slots, plan)
-        self.publication = 0
-        self._credits: deque[tuple[int, int, int]] = deque()
-        self._most = max(1, PARCEL_BYTES // slot_bytes)
-
-    def add_credit(self, publication: int, split_idx: int, slot: int) -> None:
-        """Adds a granted slot, to be filled with weights at least as new as `publication`."""
-        self._credits.append((publication, split_idx, slot))
+        self.permits: deque[tuple[int, int]] = deque()
+        self._most = max(1, BATCH_BYTES // slot_bytes)
 
     def add_ready(self, slot: int) -> None:
         self.ready.append(slot)
 
     def grant(self) -> list[tuple[int, int]]:
-        grants = []
-        while self._credits and self._credits[0][0] <= self.publication:
-            _, split_idx, slot = self._credits.popleft()
+        grants = [self.permits.popleft() for _ in range(len(self.permits))]
+        for split_idx, slot in grants:
             self._slots.grant(slot, split_idx)
-            grants.append((split_idx, slot))
         return grants
 
     def take_dataset(self, learner_version: int) -> list[Columns] | None:
-        """The slots of the next parcel; None if none is ready. `learner_version` is not used."""
+        """The slots of the next batch; None if none is ready. `learner_version` is not used."""
         taken = [self.ready.popleft() for _ in range(min(len(self.ready), self._most))]
         for slot in taken:
             self._slots.take(slot)
@@ -136,23 +125,16 @@ class CreditLedger(SlotLedger):
             self._slots.free(part.slot)
 
 
-class SlotSender:
-    """The pool's side: grants the slots of the learner to the workers of the pool, and packs those that are ready."""
+class SlotSender(Sender):
+    """Grants the slots of the learner to the workers of the pool, and packs those that are ready."""
 
-    def __init__(self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker]) -> None:
-        """Frees all slots.
-
-        Args:
-            setup: the pool's.
-            waker: wakes `serve`.
-            workers: wake the rollout workers of the pool, by their number in the run.
-        """
+    def __init__(self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], start: None) -> None:
+        super().__init__(setup, waker, workers, start)
         arena, plan, nobody = setup.arena, setup.plan, Waker()
         slots = TrajectorySlots(arena)
         slots.reset()
-        self._waker = waker
         self._codec = SlotCodec(setup)
-        self._ledger = CreditLedger(slots, plan, self._codec.slot_bytes)
+        self._ledger = PermitLedger(slots, plan, self._codec.slot_bytes)
         self._exchange = SlotExchange(
             ledger=self._ledger,
             ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
@@ -164,26 +146,16 @@ class SlotSender:
 
     @property
     def dropped_samples(self) -> int:
-        """Samples that were lost with workers of this pool."""
         return self._ledger.dropped_samples
 
     def serve(self, control: RunControl) -> None:
-        """The main loop of a thread, which moves slots until the run has ended."""
         self._exchange.serve(self._waker, control)
 
-    def note_publication(self, number: int) -> None:
-        """Notes that the workers can read the learner's publication `number`."""
-        self._ledger.publication = number
-        self._waker.wake()
-
-    def grant(self, publication: int, grants: Sequence[tuple[int, int]]) -> None:
-        """Grants slots (split, slot), to be filled with weights at least as new as `publication`."""
-        for split_idx, slot in grants:
-            self._ledger.add_credit(publication, split_idx, slot)
+    def use(self, permits: Sequence[tuple[int, int]]) -> None:
+        self._ledger.permits.extend(permits)
         self._waker.wake()
 
     def take(self, timeout_s: float) -> SentSlots | None:
-        """Waits for ready slots, at most `timeout_s`, and packs them."""
         columns = self._exchange.take_dataset(0, timeout_s)
         if columns is None:
             return None

@@ -5,7 +5,7 @@
     ReplayStripes <------------- rows ------- RowReceiver <---- RowSender: rows that the workers have written
 
 The pool's stripes are short: a row has left before another one takes its place, because the limit of a split counts
-the rows that the learner has. Row n of a stripe is row n in both arenas. So a limit is a credit that names rows: it
+the rows that the learner has. Row n of a stripe is row n in both arenas. So a permit names the rows of a split: it
 means the same to a pool that takes the place of a dead one, which begins with the first row that the learner lacks.
 
 A row travels as bytes: all fields of the step, the observation after it, and the flags `truncated` of the row before,
@@ -15,7 +15,6 @@ because a step that is lost ends the episode there (`asyncrl.rollout.worker.Repl
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,8 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentRows, pack_observations
 from asyncrl.config.plan import ResourcePlan
+from asyncrl.contrib.ray_pools.batches import BATCH_BYTES, Bytes, PackedField, Sender, SentRows, pack_observations
 from asyncrl.run.setup import RunSetup
 
 FIELDS = ("action", "reward", "terminated", "truncated", "valid", "policy_version")
@@ -38,9 +37,14 @@ _SPARE_ROWS = 4
 """A row that closes a dead worker's episodes, the row before the oldest one that is sent, and two that are written."""
 
 
+def rows_in_flight(plan: ResourcePlan) -> int:
+    """Rows that a split of a pool may make before the learner has them: in sync mode one."""
+    return plan.remote.rows_in_flight if plan.async_rl else 1
+
+
 def pool_specs(specs: Sequence[ArraySpec], plan: ResourcePlan) -> tuple[ArraySpec, ...]:
     """The arrays of a pool, from those of the learner: stripes as long as rows may be under way, and no priorities."""
-    num_rows = plan.remote_rows_in_flight + _SPARE_ROWS
+    num_rows = rows_in_flight(plan) + _SPARE_ROWS
     own = {f"replay.{name}" for name in ("obs", *FIELDS)}
     return tuple(
         dataclasses.replace(spec, shape=(spec.shape[0], num_rows, *spec.shape[2:])) if spec.name in own else spec
@@ -119,105 +123,66 @@ class RowReceiver:
         if setup.steps_at_restart is not None:
             for split_idx in self._splits:
                 self._stripes.close_episodes(split_idx)
-        self._granted = dict(self.num_rows)
+        self._permitted = self.start
 
     @property
-    def num_rows(self) -> dict[int, int]:
+    def start(self) -> dict[int, int]:
         """Rows of each split that the learner has."""
         return {split_idx: self._stripes.num_rows[split_idx] for split_idx in self._splits}
 
-    def take_grants(self) -> list[tuple[int, int]]:
-        """Split, and number of rows that it may have, for each split that may have more than at the last call."""
-        grants = []
-        for split_idx, granted in self._granted.items():
-            if (limit := self._limits.of_rows(split_idx)) > granted:
-                self._granted[split_idx] = limit
-                grants.append((split_idx, limit))
-        return grants
+    def take_permits(self) -> list[tuple[int, int]]:
+        limits = {split_idx: self._limits.of_rows(split_idx) for split_idx in self._splits}
+        permits = [(split_idx, limit) for split_idx, limit in limits.items() if limit > self._permitted[split_idx]]
+        self._permitted.update(permits)
+        return permits
 
-    def write(self, cargo: SentRows, offset_s: float) -> None:
-        """Writes rows into the stripes, one after the other, because the sampler expects that one is being overwritten.
-
-        Args:
-            cargo: the rows.
-            offset_s: not used, rows of a replay have no time.
+    def write(self, payload: SentRows, offset_s: float) -> None:
+        """Writes one row after the other, because the sampler expects that one is being overwritten.
 
         Raises:
             RuntimeError: a row is not the next of its split.
         """
         stripes = self._stripes
-        for position, ((split_idx, row), content) in enumerate(zip(cargo.rows, cargo.content, strict=True)):
+        for position, ((split_idx, row), content) in enumerate(zip(payload.rows, payload.content, strict=True)):
             if row != stripes.num_rows[split_idx]:
                 raise RuntimeError(
                     f"row {row} of split {split_idx} came, but {stripes.num_rows[split_idx]} is the next"
                 )
-            if (first_obs := cargo.first_obs.get(position)) is not None:
+            if (first_obs := payload.first_obs.get(position)) is not None:
                 self._codec.unpack_obs(first_obs, split_idx, row)
             self._codec.unpack(content, split_idx, row)
             num_steps = np.count_nonzero(stripes.valid[split_idx, row % stripes.capacity])
             stripes.publish(split_idx, int(num_steps))
 
 
-class RowSender:
-    """The pool's side: limits the workers of the pool, and packs the rows that they have written.
+class RowSender(Sender):
+    """Limits the workers of the pool, and packs the rows that they have written.
 
-    Attributes:
-        dropped_samples: 0: a row that a dying worker did not finish is no sample.
+    No sample is dropped: a row that a dying worker did not finish is not a sample.
     """
 
-    dropped_samples = 0
-
-    def __init__(
-        self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], num_rows: Mapping[int, int]
-    ) -> None:
-        """Lets no worker make a row.
-
-        Args:
-            setup: the pool's.
-            waker: wakes `take`.
-            workers: wake the rollout workers of the pool, by their number in the run.
-            num_rows: rows of each split of the pool that the learner has.
-        """
+    def __init__(self, setup: RunSetup, waker: Waker, workers: Mapping[int, Waker], start: Mapping[int, int]) -> None:
+        super().__init__(setup, waker, workers, start)
         self._stripes = ReplayStripes(setup.arena)
         self._limits = ReplayLimits(setup.arena)
         self._codec = RowCodec(setup)
-        self._waker, self._workers = waker, list(workers.values())
-        for split_idx, count in num_rows.items():
-            self._stripes.begin_at(split_idx, count)
-        self._splits = deque(num_rows)
-        self._sent = dict(num_rows)
+        for split_idx, num_rows in start.items():
+            self._stripes.begin_at(split_idx, num_rows)
+        self._splits = deque(start)
+        self._sent = dict(start)
         self._last_obs: dict[int, Bytes] = {}
-        self._most = max(1, PARCEL_BYTES // self._codec.row_bytes)
-        self._publication = 0
-        self._waiting: list[tuple[int, int, int]] = []
-        self._row_limits = [num_rows.get(split_idx, 0) for split_idx in range(self._stripes.num_splits)]
-        self._lock = threading.Lock()
+        self._most = max(1, BATCH_BYTES // self._codec.row_bytes)
+        self._row_limits = [start.get(split_idx, 0) for split_idx in range(self._stripes.num_splits)]
         self._limits.set(self._row_limits, None)
 
-    def note_publication(self, number: int) -> None:
-        """Notes that the workers can read the learner's publication `number`."""
-        with self._lock:
-            self._publication = number
-            self._raise_limits()
-
-    def grant(self, publication: int, grants: Sequence[tuple[int, int]]) -> None:
-        """Lets splits have so many rows (split, rows), made with weights at least as new as `publication`."""
-        with self._lock:
-            self._waiting += [(publication, split_idx, limit) for split_idx, limit in grants]
-            self._raise_limits()
-
-    def _raise_limits(self) -> None:
-        """Sets the limits whose weights have arrived; calls of the learner's side may have overtaken each other."""
-        for publication, split_idx, limit in self._waiting:
-            if publication <= self._publication:
-                self._row_limits[split_idx] = max(self._row_limits[split_idx], limit)
-        self._waiting = [grant for grant in self._waiting if grant[0] > self._publication]
+    def use(self, permits: Sequence[tuple[int, int]]) -> None:
+        for split_idx, limit in permits:
+            self._row_limits[split_idx] = max(self._row_limits[split_idx], limit)
         if self._limits.set(self._row_limits, None):
-            for worker in self._workers:
+            for worker in self._workers.values():
                 worker.wake()
 
     def take(self, timeout_s: float) -> SentRows | None:
-        """Waits for rows, at most `timeout_s`, and packs them. Called by one thread at a time."""
         deadline = time.monotonic() + timeout_s
         while (sent := self._take_now()) is None and (left_s := deadline - time.monotonic()) > 0.0:
             self._waker.wait(left_s)
@@ -226,7 +191,7 @@ class RowSender:
     def _take_now(self) -> SentRows | None:
         rows: list[tuple[int, int]] = []
         first_obs: dict[int, Bytes] = {}
-        self._splits.rotate(-1)  # a full parcel begins with another split each time
+        self._splits.rotate(-1)  # a full batch begins with another split each time
         for split_idx in self._splits:
             first = self._sent[split_idx]
             stop = min(self._stripes.num_rows[split_idx], first + self._most - len(rows))

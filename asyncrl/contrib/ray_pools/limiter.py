@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
-from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
+from asyncrl.contrib.ray_pools.sent_rows import rows_in_flight
 
 LOST_AFTER_S = 60.0
 """Rows that a split was given this long ago, without one that has arrived since, do not hold back the others."""
@@ -52,8 +53,14 @@ class RemoteReplayLimiter(ReplayLimiter):
         self._clock = clock
         self._arrived = {split: (self._first_rows[split], clock()) for split in self._remote}  # rows, and since when
 
+    @classmethod
+    def of_plan(
+        cls, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
+    ) -> RemoteReplayLimiter:
+        remote = plan.num_local_splits, rows_in_flight(plan)
+        return cls(limits, replay, stripes, plan.async_rl, most_env_steps, *remote)
+
     def release(self) -> bool:
-        """See `ReplayLimiter`."""
         if not self._is_async:
             return super().release()
         stripes, num_envs, given, now = self._stripes, self._stripes.num_envs, self._given, self._clock()

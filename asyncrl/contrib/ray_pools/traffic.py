@@ -12,10 +12,10 @@ import numpy as np
 
 from asyncrl.buffers.layout import slot_specs
 from asyncrl.buffers.replay import replay_specs
-from asyncrl.cluster.parcels import float16_row_bytes
-from asyncrl.cluster.sent_rows import FIELDS
-from asyncrl.cluster.sent_slots import OWN_WORDS
 from asyncrl.config.plan import PLACES_OF_A_WORKER, ResourcePlan
+from asyncrl.contrib.ray_pools.batches import float16_row_bytes
+from asyncrl.contrib.ray_pools.sent_rows import FIELDS, rows_in_flight
+from asyncrl.contrib.ray_pools.sent_slots import OWN_WORDS
 from asyncrl.envs.spec import EnvSpec
 
 _STATISTICS_BYTES = 16
@@ -53,10 +53,10 @@ class Traffic:
             weights when newer ones are published, it gets the newest only.
         versions_per_step: optimizer steps for each environment step, while samples may be late; 0 where a dataset is
             collected with fixed weights.
-        granted_steps: environment steps that a worker makes with one grant to each of its splits: a slot, a row of a
-            replay, or the place of a gradient; in sync mode its part of a dataset.
-        num_grants: grants that a remote split has at a time.
-        cargo: what arrives, in a word.
+        permitted_steps: environment steps that a worker makes with one permit for each of its splits: a slot, a row of
+            a replay, or the place of a gradient; in sync mode its part of a dataset.
+        num_permits: permits that a remote split has at a time.
+        payload: what arrives, in a word.
     """
 
     num_hosts: int
@@ -67,40 +67,40 @@ class Traffic:
     weights_bytes: int
     publications_per_step: float
     versions_per_step: float
-    granted_steps: float
-    num_grants: int
-    cargo: str = "samples"
+    permitted_steps: float
+    num_permits: int
+    payload: str = "samples"
 
     @classmethod
     def of(cls, plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool = False) -> Traffic:
         """The traffic of a plan, for blocks of `num_weights` float32; observations may travel as float16."""
         is_late = (plan.async_rl or plan.hogwild is not None) and not plan.fixed_lag
         if plan.hogwild is not None:
-            granted = plan.num_envs_per_worker * plan.rollout / plan.hogwild.num_gradients_of_rollout
-            publications = versions = 1.0 / (granted * plan.hogwild.num_gradients_to_combine)
-            num_grants = PLACES_OF_A_WORKER
+            permitted = plan.num_envs_per_worker * plan.rollout / plan.hogwild.num_gradients_of_rollout
+            publications = versions = 1.0 / (permitted * plan.hogwild.num_gradients_to_combine)
+            num_permits = PLACES_OF_A_WORKER
         elif plan.replay is None:
             publications = plan.num_epochs * plan.num_agents / plan.dataset_size
             versions = publications * plan.num_batches_per_epoch
-            granted = plan.rollout * plan.num_envs_per_worker
+            permitted = plan.rollout * plan.num_envs_per_worker
             if not is_late:
-                granted = max(1, plan.dataset_size // plan.num_agents // plan.num_workers)
-            num_grants = plan.remote_slots_in_flight if is_late else 1
+                permitted = max(1, plan.dataset_size // plan.num_agents // plan.num_workers)
+            num_permits = plan.remote.slots_in_flight if is_late else 1
         else:
             publications = versions = plan.replay.updates_per_env_step
-            granted, num_grants = plan.num_envs_per_worker, plan.remote_rows_in_flight if is_late else 1
+            permitted, num_permits = plan.num_envs_per_worker, rows_in_flight(plan)
         return cls(
-            num_hosts=plan.num_remote_hosts,
-            workers_per_host=plan.num_workers_per_remote_host,
+            num_hosts=plan.remote.num_pools,
+            workers_per_host=plan.remote.workers_per_pool,
             num_local_workers=plan.num_local_workers,
             step_bytes=_bytes_of_a_step(plan, spec, num_weights, has_float16),
             remote_share=1.0 - plan.num_local_workers / plan.num_workers,
             weights_bytes=4 * num_weights,
             publications_per_step=publications,
             versions_per_step=versions if is_late else 0.0,
-            granted_steps=granted,
-            num_grants=num_grants,
-            cargo="gradients" if plan.sends_gradients else "samples",
+            permitted_steps=permitted,
+            num_permits=num_permits,
+            payload="gradients" if plan.sends_gradients else "samples",
         )
 
     def bytes_per_s(self, steps_per_s: float, round_trip_s: float = 0.0) -> tuple[float, float]:
@@ -123,15 +123,15 @@ class Traffic:
     def share_of_speed(self, worker_steps_per_s: float, round_trip_s: float) -> float:
         """Speed of a remote worker as a share of the one that it has without a network.
 
-        A grant comes back a round trip after the split could use it, so a split uses its grants once in the time of
-        one grant and a round trip.
+        A permit comes back a round trip after the split could use it, so a split uses its permits once in the time of
+        one permit and a round trip.
         """
-        of_a_grant_s = self.granted_steps / worker_steps_per_s
-        return min(1.0, self.num_grants * of_a_grant_s / (of_a_grant_s + round_trip_s))
+        permit_s = self.permitted_steps / worker_steps_per_s
+        return min(1.0, self.num_permits * permit_s / (permit_s + round_trip_s))
 
-    def grants_needed(self, worker_steps_per_s: float, round_trip_s: float) -> int:
-        """Grants that a remote split must have at a time so that it never waits for the network."""
-        return math.ceil(1.0 + round_trip_s * worker_steps_per_s / self.granted_steps)
+    def permits_needed(self, worker_steps_per_s: float, round_trip_s: float) -> int:
+        """Permits that a remote split must have at a time so that it never waits for the network."""
+        return math.ceil(1.0 + round_trip_s * worker_steps_per_s / self.permitted_steps)
 
     def steps_per_s(self, worker_steps_per_s: float, round_trip_s: float = 0.0) -> float:
         """Environment steps of all workers, if neither the learner nor the bandwidth is the limit."""
@@ -165,7 +165,7 @@ class Traffic:
         ]
         if network.bandwidth_mbit is not None:
             arriving, leaving = self.most_steps_per_s(network.bandwidth_mbit)
-            carried = f"the {self.cargo} of {arriving:,.0f} steps/s, and all publications of {leaving:,.0f} steps/s"
+            carried = f"the {self.payload} of {arriving:,.0f} steps/s, and all publications of {leaving:,.0f} steps/s"
             lines.append(f"{network.bandwidth_mbit:g} Mbit/s each way carry {carried}")
         speed, round_trip_s = network.worker_steps_per_s, network.round_trip_ms / 1e3
         if speed is not None:
@@ -190,10 +190,10 @@ class Traffic:
             leaving = min(leaving, bandwidth_mbit)  # publications are left out
         lines = [
             f"all workers together make {total:,.0f} steps/s{limit} if the learner keeps up: {arriving:,.3g} Mbit/s of "
-            f"{self.cargo} arrive, at most {leaving:,.3g} Mbit/s of weights leave"
+            f"{self.payload} arrive, at most {leaving:,.3g} Mbit/s of weights leave"
         ]
         if round_trip_s > 0.0:
-            share, needed = self.share_of_speed(speed, round_trip_s), self.grants_needed(speed, round_trip_s)
+            share, needed = self.share_of_speed(speed, round_trip_s), self.permits_needed(speed, round_trip_s)
             reached = (
                 f"a round trip of {1e3 * round_trip_s:g} ms lets remote workers reach {100 * share:.0f} % of their"
             )
@@ -201,9 +201,9 @@ class Traffic:
                 return [*lines, f"{reached} speed in sync mode, which waits for it; async hides it"]
             lag = self.added_lag(total, round_trip_s)
             # A worker has a fixed number of places for gradients.
-            advice = f", and all of it with {needed}" if self.cargo == "samples" else ""
+            advice = f", and all of it with {needed}" if self.payload == "samples" else ""
             lines.append(
-                f"{reached} speed with {self.num_grants} in flight{advice}; it adds {lag:,.3g} versions to the lag"
+                f"{reached} speed with {self.num_permits} in flight{advice}; it adds {lag:,.3g} versions to the lag"
             )
         return lines
 

@@ -1,4 +1,4 @@
-"""Gradients of pools: each arrives once, at weights as new as its grant names, and statistics outlive a pool."""
+"""Gradients of pools: each arrives once, at weights as new as its permit names, and statistics outlive a pool."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.shared_tensors import GlobalClock, SharedMoments, SharedTensor, WorkerStates
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.parcels import SentGradients
-from asyncrl.cluster.sent_gradients import RemoteGradientReceiver, RemoteGradientSender
 from asyncrl.config.plan import PLACES_OF_A_WORKER as PLACES
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.batches import SentGradients
+from asyncrl.contrib.ray_pools.sent_gradients import GradientReceiver, GradientSender
 from asyncrl.models.sizes import SharedSizes
 from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
@@ -35,14 +35,14 @@ class Pool:
 
     def __init__(self, game: Game, workers: list[int]) -> None:
         self.game, self.workers = game, workers
-        self.receiver = RemoteGradientReceiver(game.setup, workers)
+        self.receiver = GradientReceiver(game.setup, workers)
         self.collected_before = {worker: game.setup.control.collected_steps(worker) for worker in workers}
         arena = Arena.create(game.arena.specs)
         self.setup = RunSetup(game.config, game.plan, BOX, arena, Path(), None, 0)
         wakers: Any = {worker: CountingWaker() for worker in workers}
         waker: Any = SimpleNamespace(wait=lambda timeout_s: False)
         self.channel = WeightsChannel(arena)
-        self.sender = RemoteGradientSender(self.setup, waker, wakers, self.receiver.states)
+        self.sender = GradientSender(self.setup, waker, wakers, self.receiver.start)
         self.places = GradientPlaces(arena)
         self.clock = GlobalClock(arena, self.setup.control, game.plan.num_workers, 0, 10**9)
         self.moments = SharedMoments(arena, "obs")
@@ -71,17 +71,17 @@ class Pool:
         game = self.game
         newest = game.channel.newest
         self.channel.publish(np.full(SIZE, newest.version, np.float32), newest.version, newest.env_steps)
-        self.sender.note_publication(newest.number)
+        self.sender.record_publication(newest.number)
         while self.to_pool:
-            self.sender.grant(*self.to_pool.popleft())
+            self.sender.permit(*self.to_pool.popleft())
         while self.to_learner:
             sent, collected = self.to_learner.popleft()
             self.receiver.write(sent, 0.0)
             for worker, count in collected.items():
                 so_far = game.setup.control.collected_steps(worker) - self.collected_before[worker]
                 game.setup.control.count_steps(worker, count - so_far)
-        if grants := self.receiver.take_grants():
-            self.to_pool.append((game.channel.newest.number, grants))
+        if permits := self.receiver.take_permits():
+            self.to_pool.append((game.channel.newest.number, permits))
         if (sent_now := self.sender.take(0.0)) is not None:
             collected = {worker: self.setup.control.collected_steps(worker) for worker in self.workers}
             self.to_learner.append((sent_now, collected))
@@ -162,8 +162,8 @@ def test_without_deaths_no_gradient_is_lost() -> None:
 def test_a_worker_that_may_write_again_has_the_weights_that_its_gradient_led_to() -> None:
     game = Game()
     pool = game.pools[0]
-    pool.sender.grant(game.channel.newest.number + 1, [(0, 0)])
-    assert not pool.compute(0), "the weights that the grant names have not arrived"
+    pool.sender.permit(game.channel.newest.number + 1, [(0, 0)])
+    assert not pool.compute(0), "the weights that the permit names have not arrived"
     game.version = 5
     game.publish()
     pool.move()

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import ray_cluster
 from command import PROBE, Command
+from contrib.ray_pools import ray_cluster
+from contrib.ray_pools.ray_cluster import RayCluster
 from ledger_envs import count_started, read_ledgers
-from ray_cluster import RayCluster
 from row_cases import ENV, Case
 from row_checks import Counts, check_lag, check_on_policy, check_replay
 from run_helper import FinishedRun, run
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
 from asyncrl.config.plan import PLACES_OF_A_WORKER
+from asyncrl.contrib.ray_pools.sent_rows import rows_in_flight
 from asyncrl.monitoring.reports import RestartReport
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
@@ -38,7 +39,7 @@ REMOTE: dict[str, Any] = {
     "cluster": "ray",
     "num_workers": "auto",
     "num_remote_hosts": 2,
-    "ray_runtime_env": {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+    "ray_runtime_env": {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
 }
 
 
@@ -107,9 +108,9 @@ def run_case(
     plan = finished.plan
     if case.is_off_policy:
         # Each time the rows of a pool that were under way, and at the end those of all pools.
-        in_pools = (count + 1) * plan.remote_rows_in_flight * plan.num_envs
+        in_pools = (count + 1) * rows_in_flight(plan) * plan.num_envs
         return finished, check_replay(finished, ledgers, case.autoreset, count, in_pools)
-    in_pools = count * plan.remote_slots_in_flight * plan.rollout * plan.envs_per_split
+    in_pools = count * plan.remote.slots_in_flight * plan.rollout * plan.envs_per_split
     counts = check_on_policy(finished, ledgers, case.autoreset, count, in_pools)
     check_lag(finished)
     assert counts.dropped == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
 from asyncrl.config.sections.section import OFF_POLICY, ON_TRAJECTORIES, Section, section
 from asyncrl.config.value_types import PositiveFloat, PositiveInt
 
@@ -54,3 +56,25 @@ class ClusterSettings(Section):
         cluster=("ray",),
         backend=("actor_learner",),
     )
+
+    @property
+    def remote_workers(self) -> RemoteWorkers:
+        if self.cluster == "none":
+            return NO_REMOTE_WORKERS
+        return RemoteWorkers(
+            num_pools=self.num_remote_hosts,
+            workers_per_pool=self.num_workers_per_remote_host,
+            slots_in_flight=self.remote_slots_in_flight,
+            rows_in_flight=self.remote_rows_in_flight,
+            main="asyncrl.contrib.ray_pools.bridge:bridge_main",
+            limiter="asyncrl.contrib.ray_pools.limiter:RemoteReplayLimiter",
+            setting="num_remote_hosts",
+        )
+
+
+def saved_remote_workers(config: Mapping[str, Any]) -> int:
+    """Rollout workers of the pools of a run, from its saved settings."""
+    pools, each = config.get("num_remote_hosts"), config.get("num_workers_per_remote_host")
+    if config.get("cluster", "none") == "none" or not isinstance(pools, int) or not isinstance(each, int):
+        return 0
+    return pools * each
