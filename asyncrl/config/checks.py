@@ -17,7 +17,6 @@ from asyncrl.config.plan import (
     ResourcePlan,
 )
 from asyncrl.config.policy_checks import policy_problems
-from asyncrl.config.replay_checks import without_blocks
 from asyncrl.config.schema import TrainConfig
 
 
@@ -208,16 +207,12 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
     if config.is_off_policy and config.algorithm.actions == "choice":
         text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
         yield make_problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
-    if config.is_off_policy and config.has_blocks:
-        text = "--critic_only_keys needs SAC's perceptrons, and there are networks of blocks."
-        yield make_problem("critic_only_keys critic", text, without_blocks(config))
 
 
 def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     others = {
         "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
         "model": (config.model != "default", f"--model={config.model}", "--model=default"),
-        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", without_blocks(config)),
         "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
         "exploration_noise": (
             config.exploration_noise != "white",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.machine import Machine
 from asyncrl.config.replay_kinds import PLAIN, ReplayKind, replay_kind
 
@@ -23,7 +24,6 @@ _FLOPS_FOR_A_THREAD = 3e8  # of a minibatch, forward and backward: a few millise
 _FLOPS_OF_CONVOLUTIONS = 2e7  # of one forward pass over a screen of 84 x 84
 _WORK_TO_TAKE_A_CORE = 4
 _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
-_WEIGHTS_OF_A_BLOCK = 8  # residual block: two layers, between its width and four times that
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
@@ -534,8 +534,8 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
     num_weights = sum(num_in * num_out for num_in, num_out in zip([*widths[:1], *widths[:-1]], widths, strict=True))
-    if config.is_off_policy and config.residual_blocks:
-        num_weights = sum(_WEIGHTS_OF_A_BLOCK * width * width for width in widths)
+    if (block_weights := critic_kind(config).block_weights) is not None:
+        num_weights = sum(block_weights * width * width for width in widths)
     of_one_pass = 2 * num_weights + (_FLOPS_OF_CONVOLUTIONS if observes_images else 0)
     return round(passes * config.batch_size * of_one_pass / flops)
 

@@ -19,6 +19,7 @@ from asyncrl.buffers.remote_replay import RemoteReplayLimiter
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
@@ -231,7 +232,7 @@ def build_replay_loop(
     most_env_steps = share + stripes.total_env_steps()
     return_scale = None
     if config.normalize_rewards:
-        return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
+        return_scale = ReturnScale(stripes, critic_kind(config).largest_return, ranks)
     limiter = _build_limiter(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
     if saved is not None:
         begin_with(learner, saved)

@@ -265,7 +265,6 @@ def test_switched_off_the_models_are_the_plain_ones() -> None:
     ("flags", "said"),
     [
         (["--algo=td3"], "cannot be used with --algo=td3"),
-        (["--algo=sac", "--critic=simba"], "cannot be used with networks of blocks"),
         (["--adaptive_stddev=True"], "cannot be used with --adaptive_stddev=True"),
         (["--algo=sac", "--exploration_noise=pink"], "cannot be used with --exploration_noise=pink"),
         (["--num_policies=2"], "cannot be used with --num_policies=2"),

@@ -39,17 +39,12 @@ class ReplaySettings(Section):
     n_step: PositiveInt = _replay(
         1, "number of rewards in a target before the bootstrap; fewer at an episode's end", algo=OFF_POLICY
     )
-    tau: PositiveFraction = _replay(
-        0.005, "target critics move by this fraction at each update", algo=OFF_POLICY, use_target_critics=(True,)
-    )
+    tau: PositiveFraction = _replay(0.005, "target critics move by this fraction at each update", algo=OFF_POLICY)
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy", algo=ACTOR_CRITICS)
     critic_layer_norm: bool = _replay(
         False,
         "layer normalization in the critics",
         algo=ACTOR_CRITICS,
-        residual_blocks=(False,),
-        hyperspherical_weights=(False,),
-        batch_renorm=(False,),
         fixed="networks",
     )
     burn_in: NonNegativeInt = _replay(
@@ -74,8 +69,8 @@ class ReplaySettings(Section):
     )
     normalize_rewards: bool = _replay(
         False,
-        "divide rewards by the running deviation of the discounted return; with value_bins by more if a return would "
-        "leave their range",
+        "divide rewards by the running deviation of the discounted return; by more if a return would leave the range "
+        "that critics can predict",
         algo=OFF_POLICY,
         fixed="networks",
     )
