@@ -45,8 +45,8 @@ class Algorithm:
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
             of `asyncrl.learner.replay_learner.ReplayLearner`.
-        make_recurrent_learner: the same with `use_rnn`, for batches of `asyncrl.learner.sequence_sampler.Sequences`;
-            None if the algorithm learns from single steps only.
+        make_recurrent_learner: the same with `use_rnn`, for batches of sequences (`asyncrl.contrib.recurrent_replay`);
+            None if the algorithm learns from single steps only, or is SAC or TD3.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
             `SacActor`.
         squashes_actions: the model of `make_model` always squashes continuous actions to their bounds, as `SacActor`
@@ -129,7 +129,6 @@ _algorithms = {
             # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
             defaults={**_OFF_POLICY, "batch_size": 256, "initial_stddev": 1.0},
             make_learner=_SAC_LEARNER,
-            make_recurrent_learner="asyncrl.learner.recurrent:RecurrentSacLearner",
             runs_on_hogwild=True,
         ),
         Algorithm(
@@ -138,7 +137,6 @@ _algorithms = {
             # Fujimoto et al. 2018 (arXiv:1802.09477), with the sizes and the learning rate of SAC.
             defaults={**_OFF_POLICY, "batch_size": 256, "policy_delay": 2},
             make_learner="asyncrl.learner.td3:Td3Learner",
-            make_recurrent_learner="asyncrl.learner.recurrent:RecurrentTd3Learner",
             make_model="asyncrl.models.td3:DeterministicActor",
             squashes_actions=True,
             actions="continuous",

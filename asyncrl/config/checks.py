@@ -279,11 +279,6 @@ def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """What pools of rollout workers on other machines cannot do."""
     given, off = "--cluster=ray", "--cluster=none"
     others = {
-        "use_rnn": (
-            plan.replay is not None and config.use_rnn,
-            f"--use_rnn=True of --algo={config.algo}",
-            "--use_rnn=False",
-        ),
         "hogwild_mode": (
             plan.hogwild is not None and plan.hogwild.mode != "gradients",
             f"--hogwild_mode={plan.hogwild.mode if plan.hogwild else ''}, whose workers share memory",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.errors import Problem, make_problem
-from asyncrl.config.flags import format_value, multiples_as_flags
+from asyncrl.config.flags import format_value
 from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.config.schema import TrainConfig
 
@@ -21,30 +21,14 @@ def replay_problems(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan)
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield make_problem("checkpoint_resets save_replay", text, "--save_replay=True")
-    if config.use_rnn:
-        yield from _recurrent_replay(config, plan)
+    if config.use_rnn and replay.kind.learner is None:
+        single = f"--algo={config.algo} trains on single steps from a replay"
+        text = f"--use_rnn=True needs trajectories, SAC or TD3, but {single}."
+        yield make_problem("use_rnn algo", text, "--use_rnn=False", "--algo=ppo", "--algo=sac")
     yield from _critics(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield make_problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
-
-
-def _recurrent_replay(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """What sequences from a replay cannot be combined with."""
-    given, off = "--use_rnn=True", "--use_rnn=False"
-    if config.algorithm.make_recurrent_learner is None:
-        text = f"{given} needs trajectories, SAC or TD3, but --algo={config.algo} trains on single steps from a replay."
-        yield make_problem("use_rnn algo", text, off, "--algo=ppo", "--algo=sac")
-    if config.batch_size % plan.recurrence:
-        text = f"--recurrence={plan.recurrence} must divide --batch_size={config.batch_size}."
-        fitting = multiples_as_flags("batch_size", config.batch_size, plan.recurrence)
-        yield make_problem("recurrence batch_size", text, *fitting)
-    fields = TrainConfig.model_fields
-    for name in ("n_step", "use_sde", "backend", "env_backend", "num_critics"):
-        value, default = getattr(config, name), fields[name].default
-        if value != default and (name != "env_backend" or plan.steps_tensors):
-            text = f"{given} with --algo={config.algo} cannot be used with --{name}={value}."
-            yield make_problem(f"use_rnn {name}", text, f"--{name}={format_value(default)}", off)
 
 
 def _critics(config: TrainConfig) -> Iterator[Problem]:

@@ -29,7 +29,6 @@ from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.return_scale import ReturnScale
-from asyncrl.learner.sequence_sampler import SequenceSampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
@@ -203,9 +202,7 @@ def build_replay_loop(
 ) -> tuple[ReplayLoop, ReplayLearner]:
     setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
     config, plan = setup.learner_config, setup.plan
-    algorithm = config.algorithm
-    make_learner = algorithm.make_recurrent_learner if config.use_rnn else algorithm.make_learner
-    learner: ReplayLearner = imported(make_learner)(
+    learner: ReplayLearner = imported(replay.kind.learner or config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
     sampling: dict[str, Any] = {
@@ -222,9 +219,8 @@ def build_replay_loop(
         powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
         sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
     elif replay.kind.sampler is not None:
+        sampling |= replay.kind.sampler_arguments
         sampler = imported(replay.kind.sampler)(stripes, setup.spec.observation, **sampling)
-    elif config.use_rnn:
-        sampler = SequenceSampler(stripes, plan.recurrence, config.burn_in, **sampling)
     else:
         sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"

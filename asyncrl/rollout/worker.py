@@ -411,8 +411,6 @@ class ReplaySplit:
         self.num_rows = stripes.num_rows[split_idx]
         self.has_asked = self._is_answered = False
         group.reset(stripes.obs_at((split_idx, self.num_rows)))
-        if stripes.rnn_state is not None:
-            stripes.rnn_state[split_idx, self.num_rows % stripes.capacity] = 0.0
 
     @property
     def can_advance(self) -> bool:
@@ -433,8 +431,6 @@ class ReplaySplit:
             # This row holds the final observation of the episode, which the previous step truncates.
             if lost.episode_steps > 0:
                 stripes.rows(split_idx, row - 1).truncated[lost.env] = True
-        if stripes.rnn_state is not None:  # after these rows an episode begins
-            stripes.rnn_state[split_idx, (row + 1) % stripes.capacity][rows.terminated | ~rows.valid] = 0.0
         stripes.publish(split_idx, num_steps)
         self._phases.charge(Phase.STEP)
         self.num_rows, self.has_asked = row + 1, False

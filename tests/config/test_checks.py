@@ -354,36 +354,6 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
     assert "--recurrence=8" in uneven.suggestions
 
 
-@pytest.mark.parametrize(
-    ("settings", "words", "fitting"),
-    [
-        ({"algo": "dqn"}, "needs trajectories, SAC or TD3", "--algo=sac"),
-        ({"n_step": 3}, "--use_rnn=True with --algo=sac cannot be used with --n_step=3", "--n_step=1"),
-        ({"use_sde": True}, "--use_rnn=True with --algo=sac cannot be used with --use_sde=True", "--use_sde=False"),
-        ({"backend": "hogwild"}, "--backend=hogwild", "--backend=actor_learner"),
-        ({"num_critics": 3}, "--num_critics=3", "--num_critics=2"),
-        ({"batch_size": 40}, "--recurrence=16 must divide --batch_size=40", "--batch_size=48"),
-        ({"recurrence": 7, "algo": "td3"}, "--recurrence=7 must divide --batch_size=128", "--batch_size=126"),
-    ],
-)
-def test_sequences_from_a_replay_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
-    settings = {"algo": "sac", "num_workers": 1, **settings}
-    problem = only(problems(use_rnn=True, **settings))
-    assert words in problem.text and fitting in problem.suggestions
-    assert problems(**settings) == []
-    assert problems(algo=settings["algo"], use_rnn=True) == [] or settings["algo"] == "dqn"
-
-
-def test_rows_from_other_machines_have_no_states() -> None:
-    found = problems(algo="sac", use_rnn=True, cluster="ray", num_remote_hosts=1)
-    assert any("--use_rnn=True of --algo=sac" in problem.text for problem in found)
-
-
-def test_environments_of_tensors_store_no_states() -> None:
-    settings = {"algo": "sac", "env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
-    assert "--env_backend=tensor" in only(problems(use_rnn=True, **settings)).text
-
-
 def test_keys_of_the_critic_need_an_actor_of_its_own() -> None:
     assert problems(algo="td3", critic_only_keys=["hidden"]) == []
     assert "--algo=sac" in only(problems(critic_only_keys=["hidden"], algo="dqn")).suggestions

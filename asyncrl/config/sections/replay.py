@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from asyncrl.config.sections.section import ACTOR_CRITICS, OFF_POLICY, Section, section
-from asyncrl.config.value_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt
+from asyncrl.config.value_types import NonNegativeFloat, PositiveFloat, PositiveFraction, PositiveInt
 
 _replay = section("replay")
 
@@ -46,12 +46,6 @@ class ReplaySettings(Section):
         "layer normalization in the critics",
         algo=ACTOR_CRITICS,
         fixed="networks",
-    )
-    burn_in: NonNegativeInt = _replay(
-        16,
-        "with use_rnn: rows before each sequence that only warm up recurrent states",
-        algo=ACTOR_CRITICS,
-        use_rnn=(True,),
     )
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",

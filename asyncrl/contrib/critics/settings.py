@@ -17,8 +17,9 @@ class CriticSettings(Section):
 
     critic: Literal["mlp", "simba", "simba_v2", "crossq"] = _replay(
         "mlp",
-        "SAC: a named set of values for the settings from critic_mlp_layers to use_target_critics and for those of "
-        "learning that its paper changes, each of which may also be given alone; docs/algorithms.md has the table",
+        "SAC: a named set of values for critic_mlp_layers, for the settings from residual_blocks to use_target_critics "
+        "and for those of learning that its paper changes, each of which may also be given alone; docs/algorithms.md "
+        "has the table",
         fixed="networks",
     )
     residual_blocks: bool = _replay(
