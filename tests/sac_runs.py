@@ -1,19 +1,8 @@
-"""Settings of short runs of SAC, and what their critics say at the end."""
+"""Settings of short runs of SAC."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from run_helper import FinishedRun
-
-from asyncrl.learner.sac import SacLearner
-from asyncrl.learner.state import LearnerState
-from asyncrl.models.encoders import Inputs
-from asyncrl.models.sac import SacActor
-from asyncrl.runtime import checkpoint
 
 SAC: dict[str, Any] = {
     "algo": "sac",
@@ -32,19 +21,3 @@ SAC: dict[str, Any] = {
     "tau": 0.05,
     "gamma": 0.8,
 }
-GREEDY: dict[str, Any] = {"ent_coef": 1e-4}  # so little entropy that values are those of rewards
-
-
-def learner_of(finished: FinishedRun) -> SacLearner:
-    """The learner, as the run's last checkpoint holds it."""
-    content = checkpoint.load(Path(finished.outcome.checkpoint))
-    learner = SacLearner(SacActor(finished.spec, finished.config), finished.config, finished.spec, torch.device("cpu"))
-    learner.load_state_dict(LearnerState(dict(content.model), dict(content.optimizer), dict(content.state)))
-    return learner
-
-
-def values(finished: FinishedRun, *observations: list[float]) -> np.ndarray:
-    """What the critics, on average, say of observations, whose actions mean nothing."""
-    with torch.no_grad():
-        obs = torch.tensor(observations)
-        return learner_of(finished).critic.values(Inputs(obs), obs.new_empty((len(obs), 0))).mean((0, 2)).numpy()

@@ -11,9 +11,13 @@ import pytest
 import torch
 from replay_checks import checking_learner_main, slow_learner_main
 from run_helper import REPLAY_MODES, SMALL, FinishedRun, assert_same_training, mean_return, run
-from sac_runs import GREEDY, SAC, learner_of, values
+from sac_runs import SAC
 
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.learner.sac import SacLearner
+from asyncrl.learner.state import LearnerState
+from asyncrl.models.encoders import Inputs
+from asyncrl.models.sac import SacActor
 from asyncrl.policy import load_policy
 from asyncrl.run import runner
 from asyncrl.runtime import checkpoint
@@ -21,6 +25,24 @@ from asyncrl.runtime import checkpoint
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 in_each_mode = pytest.mark.parametrize("mode", REPLAY_MODES)
+
+
+GREEDY: dict[str, Any] = {"ent_coef": 1e-4}  # so little entropy that values are those of rewards
+
+
+def learner_of(finished: FinishedRun) -> SacLearner:
+    """The learner, as the run's last checkpoint holds it."""
+    content = checkpoint.load(Path(finished.outcome.checkpoint))
+    learner = SacLearner(SacActor(finished.spec, finished.config), finished.config, finished.spec, torch.device("cpu"))
+    learner.load_state_dict(LearnerState(dict(content.model), dict(content.optimizer), dict(content.state)))
+    return learner
+
+
+def values(finished: FinishedRun, *observations: list[float]) -> np.ndarray:
+    """What the critics, on average, say of observations, whose actions mean nothing."""
+    with torch.no_grad():
+        obs = torch.tensor(observations)
+        return learner_of(finished).critic.values(Inputs(obs), obs.new_empty((len(obs), 0))).mean((0, 2)).numpy()
 
 
 def assert_updates_are_made_when_due(finished: FinishedRun, env_steps: int = 0, updates: int = 0) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from contrib.critics.critic_sets import CRITICS, critic_set
 from run_helper import assert_same_training, run
-from sac_runs import GREEDY, SAC, values
+from sac_runs import SAC
 from thread_ranks import ThreadRanks, together
 from torch import Tensor
 from transitions import BOX, CPU, draw
@@ -33,19 +33,6 @@ def test_critics_of_blocks_find_a_distant_action(critic: str, tmp_path: Path) ->
     finished = run(tmp_path, "serial", "DistantTarget", **settings)
     policy = load_policy(Path(finished.outcome.checkpoint))
     assert policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
-
-
-@CRITICS
-@pytest.mark.parametrize("terminates", [False, True])
-def test_critics_of_blocks_value_episodes_that_are_truncated_and_those_that_terminate(
-    critic: str, terminates: bool, tmp_path: Path
-) -> None:
-    settings = {**SAC, **critic_set(critic, 32), **GREEDY, "env_kwargs": {"terminates": terminates}, "gamma": 0.8}
-    settings |= {"learning_rate": 0.003, "value_limit": 8.0, "normalize_rewards": False, "normalize_input": False}
-    finished = run(tmp_path, "serial", "EndlessReward", **settings)
-    expected = [2.44, 1.0] if terminates else [5.0, -1.0]
-    observations = ([0.0, 1.0], [0.0, 3.0]) if terminates else ([0.0, 0.0], [1.0, 0.0])
-    assert values(finished, *observations) == pytest.approx(expected, abs=0.4)
 
 
 @CRITICS
