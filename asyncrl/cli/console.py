@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.algorithms import BUILT_IN
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
@@ -227,7 +228,7 @@ def format_networks(spec: EnvSpec, config: TrainConfig) -> str:
     own = [f"--{name}={getattr(config, name)}" for name in ("model", "encoder") if getattr(config, name) != "default"]
     if own or config.algorithm.name not in BUILT_IN:
         return f"{'networks:':<15} chosen by {own[0] if own else f'--algo={config.algo}'}"
-    perceptron = "networks of blocks" if config.is_off_policy and config.has_blocks else "a perceptron"
+    perceptron = critic_kind(config).network_name
     parts = dict.fromkeys(part for kind in spec.kinds for part in kind.observation.parts if part.kind != "mask")
     lines = []
     for part in parts:

@@ -16,7 +16,6 @@ from asyncrl.config.plan import (
     ResourcePlan,
 )
 from asyncrl.config.policy_checks import policy_problems
-from asyncrl.config.replay_checks import without_blocks
 from asyncrl.config.schema import TrainConfig
 
 
@@ -205,9 +204,6 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
     if config.is_off_policy and config.algorithm.actions == "choice":
         text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
         yield make_problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
-    if config.is_off_policy and config.has_blocks:
-        text = "--critic_only_keys needs SAC's perceptrons, and there are networks of blocks."
-        yield make_problem("critic_only_keys critic", text, without_blocks(config))
 
 
 def not_together(setting: str, given: str, off: str, others: Mapping[str, tuple[bool, str, str]]) -> Iterator[Problem]:

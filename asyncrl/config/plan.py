@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.machine import Machine
 from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
 from asyncrl.config.replay_kinds import PLAIN, ReplayKind, replay_kind
@@ -24,11 +25,9 @@ _FLOPS_FOR_A_THREAD = 3e8  # of a minibatch, forward and backward: a few millise
 _FLOPS_OF_CONVOLUTIONS = 2e7  # of one forward pass over a screen of 84 x 84
 _WORK_TO_TAKE_A_CORE = 4
 _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
-_WEIGHTS_OF_A_BLOCK = 8  # residual block: two layers, between its width and four times that
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
-_OFF_POLICY_RECURRENCE = 16
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 _ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
@@ -118,7 +117,7 @@ class ResourcePlan:
         train_for_env_steps, train_for_seconds: limits of the whole run.
         rnn_state_size: size of one environment's recurrent state, of actor and critic together, with a replay of the
             actor alone; 0 without one.
-        recurrence: steps of one training sequence; divides `rollout`, or with a replay `batch_size`.
+        recurrence: steps of one training sequence of trajectories; divides `rollout`.
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
@@ -383,8 +382,6 @@ def resolve(
     if num_inference_workers == "auto":
         num_inference_workers = len(inference_devices)
     num_cores = 1 if config.actor_critic_share_weights or config.is_off_policy else 2
-    auto_recurrence = _OFF_POLICY_RECURRENCE if config.is_off_policy else config.rollout
-    recurrence = auto_recurrence if config.recurrence == "auto" else config.recurrence
     unit = 1
     if inference_mode == "central":
         unit = 2 if config.worker_num_splits == "auto" else config.worker_num_splits
@@ -419,8 +416,8 @@ def resolve(
         train_for_env_steps=config.train_for_env_steps,
         train_for_seconds=config.train_for_seconds,
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
-        recurrence=recurrence,
-        replay=_replay(config, num_workers * num_envs, recurrence),
+        recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
+        replay=_replay(config, num_workers * num_envs),
         hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",
         num_eval_envs=_num_eval_envs(config),
@@ -463,10 +460,11 @@ def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tupl
     return HogwildPlan(mode, count, config.num_epochs, num_batches, devices)
 
 
-def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan | None:
+def _replay(config: TrainConfig, num_envs: int) -> ReplayPlan | None:
     if not config.is_off_policy:
         return None
-    rows = config.burn_in + recurrence + 1 if config.use_rnn else config.n_step + 1
+    kind = replay_kind(config)
+    rows = kind.rows_of_sample or config.n_step + 1
     tolerance = config.replay_ratio_tolerance if config.async_rl and not config.serial_mode else 0.0
     return ReplayPlan(
         config.replay_size,
@@ -474,7 +472,7 @@ def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan |
         config.updates_per_env_step,
         tolerance,
         is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,
-        kind=replay_kind(config),
+        kind=kind,
     )
 
 
@@ -520,8 +518,8 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
     num_weights = sum(num_in * num_out for num_in, num_out in zip([*widths[:1], *widths[:-1]], widths, strict=True))
-    if config.is_off_policy and config.residual_blocks:
-        num_weights = sum(_WEIGHTS_OF_A_BLOCK * width * width for width in widths)
+    if (block_weights := critic_kind(config).block_weights) is not None:
+        num_weights = sum(block_weights * width * width for width in widths)
     of_one_pass = 2 * num_weights + (_FLOPS_OF_CONVOLUTIONS if observes_images else 0)
     return round(passes * config.batch_size * of_one_pass / flops)
 

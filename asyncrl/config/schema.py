@@ -175,11 +175,6 @@ class TrainConfig(
         return self.rnn_size * self.rnn_num_layers * (2 if self.rnn_type == "lstm" else 1)
 
     @property
-    def has_blocks(self) -> bool:
-        """Whether SAC's networks have other hidden layers than those of a perceptron."""
-        return self.residual_blocks or self.hyperspherical_weights or self.batch_renorm
-
-    @property
     def squashes(self) -> bool:
         """Whether continuous actions are squashed to their bounds."""
         has_sac_actor = self.is_off_policy and self.algorithm.make_model is None

@@ -18,6 +18,7 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
@@ -27,7 +28,6 @@ from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.return_scale import ReturnScale
-from asyncrl.learner.sequence_sampler import SequenceSampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrainedBefore, TrajectoryLoop
@@ -195,9 +195,7 @@ def build_replay_loop(
 ) -> tuple[ReplayLoop, ReplayLearner]:
     setup, saved, ranks = parts.setup, parts.saved, parts.context.agreement.ranks
     config, plan = setup.learner_config, setup.plan
-    algorithm = config.algorithm
-    make_learner = algorithm.make_recurrent_learner if config.use_rnn else algorithm.make_learner
-    learner: ReplayLearner = imported(make_learner)(
+    learner: ReplayLearner = imported(replay.kind.learner or config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
     sampling: dict[str, Any] = {
@@ -214,9 +212,8 @@ def build_replay_loop(
         powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
         sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
     elif replay.kind.sampler is not None:
+        sampling |= replay.kind.sampler_arguments
         sampler = imported(replay.kind.sampler)(stripes, setup.spec.observation, **sampling)
-    elif config.use_rnn:
-        sampler = SequenceSampler(stripes, plan.recurrence, config.burn_in, **sampling)
     else:
         sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
@@ -224,7 +221,7 @@ def build_replay_loop(
     most_env_steps = share + stripes.total_env_steps()
     return_scale = None
     if config.normalize_rewards:
-        return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
+        return_scale = ReturnScale(stripes, critic_kind(config).largest_return, ranks)
     limiter_type: Any = imported(plan.remote.limiter)
     limiter: ReplayLimiter = limiter_type.of_plan(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
     if saved is not None:

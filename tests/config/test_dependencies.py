@@ -58,8 +58,6 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--with_vtrace=True", "--recompute_values=False"], "--recompute_values (needs with_vtrace=False)"),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
-        (["--algo=sac", "--burn_in=64"], "--burn_in (needs use_rnn=True)"),
-        (["--algo=ppo", "--use_rnn=True", "--burn_in=64"], "--burn_in (needs algo=sac or td3)"),
         (["--algo=sac", "--adaptive_stddev=True"], "--adaptive_stddev (needs algo=ppo or a2c or a3c)"),
         (["--algo=a2c", "--ppo_objective=clip"], "--ppo_objective (needs algo=ppo)"),
         (

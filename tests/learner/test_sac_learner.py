@@ -463,3 +463,8 @@ def test_updates_as_cuda_graphs_equal_plain_ones(spec: EnvSpec, settings: dict[s
     plain = make(spec, device=device, compile="off", **EVERY_KIND, **settings)
     graphed = make(spec, device=device, compile="cuda_graph", **EVERY_KIND, **settings)
     assert_updates_are_the_same(plain, graphed, spec, 20)
+
+
+def test_the_entropy_coefficient_begins_where_it_is_asked_to() -> None:
+    learner = make(BOX, initial_ent_coef=0.01)
+    assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)

@@ -9,7 +9,7 @@ the rows that the learner has. Row n of a stripe is row n in both arenas. So a p
 means the same to a pool that takes the place of a dead one, which begins with the first row that the learner lacks.
 
 A row travels as bytes: all fields of the step, the observation after it, and the flags `truncated` of the row before,
-because a step that is lost ends the episode there (`asyncrl.rollout.worker.ReplaySplit`).
+because a step that is lost ends the episode there (`asyncrl.rollout.sinks.StripeSink`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from asyncrl.config.checks import not_together
 from asyncrl.config.errors import Problem, make_problem
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.config.replay_checks import without_blocks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.state_dependent_exploration.settings import StateDependentSettings
 from asyncrl.envs.spec import EnvSpec
@@ -27,7 +26,6 @@ def settings_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
     others = {
         "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
         "model": (config.model != "default", f"--model={config.model}", "--model=default"),
-        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", without_blocks(config)),
         "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
         "exploration_noise": (
             config.exploration_noise != "white",

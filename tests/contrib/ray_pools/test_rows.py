@@ -78,7 +78,7 @@ def test_a_step_that_is_lost_ends_the_episode_in_a_row_that_has_left_before() ->
         pool.move()
     pool.stripes.truncated[0, 0] = False
     game.stripes.truncated[0, 0] = False
-    pool.stripes.rows(0, 0).truncated[1] = True  # as `ReplaySplit` does while it writes row 1
+    pool.stripes.rows(0, 0).truncated[1] = True  # as `StripeSink` does while it writes row 1
     assert pool.step(0)
     for _ in range(2):
         pool.move()

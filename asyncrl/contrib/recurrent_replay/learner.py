@@ -16,9 +16,9 @@ from torch import Tensor
 
 from asyncrl.algorithms.off_policy import Steps
 from asyncrl.config.errors import UsageError
+from asyncrl.contrib.recurrent_replay.sampler import Sequences
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.sac import SacLearner
-from asyncrl.learner.sequence_sampler import Sequences
 from asyncrl.learner.td3 import Td3Learner
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.sac import SacActor, TwinCritic

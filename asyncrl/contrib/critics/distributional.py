@@ -7,20 +7,73 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import log_softmax
 
 from asyncrl.algorithms.off_policy import Steps
 from asyncrl.algorithms.sac import PolicySample, Sac
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.critics.settings import CriticSettings
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.distributions import MOST_COMBINATIONS, ActionParts, make_distribution
+from asyncrl.models.encoders import Inputs
+from asyncrl.models.precision import without_autocast
+from asyncrl.models.sac import TwinCritic
+
+
+class DistributionalCritic(TwinCritic):
+    """Critics whose outputs are a distribution over returns for each combination of choices.
+
+    Attributes:
+        support: [M] float32, returns of the bins.
+    """
+
+    support: Tensor
+
+    def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
+        own = CriticSettings.of(config)
+        if ActionParts(make_distribution(spec.action, squash=True)).num_groups > 1:
+            raise UsageError(
+                f"--value_bins={own.value_bins} needs actions with at most {MOST_COMBINATIONS} combinations of "
+                f"choices, and {spec.env_id} has {spec.action}: use --value_bins=none."
+            )
+        super().__init__(spec, config)
+        num_bins = self.outputs_of_a_value(config)
+        self.register_buffer("support", torch.linspace(-own.value_limit, own.value_limit, num_bins))
+
+    def outputs_of_a_value(self, config: TrainConfig) -> int:
+        return CriticSettings.of(config).value_bins or 1
+
+    def values(self, inputs: Inputs, action: Tensor) -> Tensor:
+        log_probs = self.predictions(inputs, action)
+        with without_autocast(self.support):
+            return log_probs.exp() @ self.support
+
+    def predictions(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """Log-probabilities `[K, B, N, M]` of the bins, for the arguments of `values`."""
+        outputs = self._outputs(inputs, action)
+        return log_softmax(outputs.view(*outputs.shape[:2], -1, len(self.support)), dim=-1)
 
 
 class DistributionalSac(Sac):
-    """SAC whose critics have a `support`, and one group of choices."""
+    """SAC whose critics are a `DistributionalCritic`."""
+
+    def __post_init__(self) -> None:
+        """Raises `UsageError` for other critics, which a user's policy may have."""
+        super().__post_init__()
+        if not isinstance(self.critic, DistributionalCritic):
+            raise UsageError(
+                f"--value_bins={CriticSettings.of(self.config).value_bins} needs critics that are a subclass of "
+                "asyncrl.contrib.critics.distributional.DistributionalCritic, and the model has "
+                f"{type(self.critic).__name__}: use --value_bins=none."
+            )
 
     def critic_loss(
         self, steps: Steps, outputs: Tensor, next_outputs: Tensor, reward: Tensor, after: PolicySample, ent_coef: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropy to the projected distribution over returns, and the values `[K, B]` of the actions."""
+        assert isinstance(self.critic, DistributionalCritic)
         support = self.critic.support
-        assert support is not None
         distribution = next_distribution(next_outputs, support, after.log_probs)
         returns = support - (ent_coef * after.neg_entropy).unsqueeze(1)
         returns = self.target(reward.unsqueeze(1), steps.discount.unsqueeze(1), returns)

@@ -15,10 +15,10 @@ from transitions import BOX, CHOICE, CPU
 from asyncrl.algorithms import sac
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.recurrent_replay.learner import RecurrentSacLearner, RecurrentTd3Learner
+from asyncrl.contrib.recurrent_replay.sampler import Sequences
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.recurrent import RecurrentSacLearner, RecurrentTd3Learner
-from asyncrl.learner.sequence_sampler import Sequences
 from asyncrl.models.cores import RecurrentCore, unroll_after
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.sac import SacActor, TwinCritic

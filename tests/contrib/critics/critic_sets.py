@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config.algorithms import find_algorithm
+from asyncrl.contrib.critics.papers import PAPERS
 
 
 def critic_set(name: str, width: int = 16) -> dict[str, Any]:
     """What `--critic=NAME` stands for, with narrow networks."""
-    values = find_algorithm("sac").critics[name]
+    values = PAPERS[name]
     widths = [width, width] if "residual_blocks" in values else [width]
     networks = {"encoder_mlp_layers": [width], "critic_mlp_layers": widths, "nonlinearity": "relu"}
     return {"algo": "sac", **values, "critic": name, **networks}

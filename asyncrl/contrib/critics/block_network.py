@@ -1,8 +1,7 @@
 """Networks of residual blocks, hyperspherical layers or batch-renormalized layers, for SAC's actor and critics.
 
 Like `StackedMlp`, each is K networks of one shape, and a layer is one batched product for all of them. Activations are
-`[K, B, width]`. Two kinds of layers need more than the gradient's step: `UnitLinear.project` and
-`BatchRenorm.update_statistics` are called after each step by the learner (`TrainedNetwork.step`).
+`[K, B, width]`. `UnitLinear` and `BatchRenorm` need more than the gradient's step (`SteppedLayer`).
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.critics.settings import CriticSettings
 from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.precision import without_autocast
-from asyncrl.models.stacked_mlp import LAYER_NORM_EPS, StackedMlp
+from asyncrl.models.sac import LOG_STD_RANGE, LogStdRange
+from asyncrl.models.stacked_mlp import LAYER_NORM_EPS
+from asyncrl.models.stepped_layer import SteppedLayer
 
 EXPANSION = 4
 """Width of a residual block's hidden layer, in widths of the block."""
@@ -26,28 +28,17 @@ EXPANSION = 4
 SHIFT = 3.0
 """Additional element of hyperspherical inputs, so that their length is not lost when they are normalized."""
 
+WIDE_LOG_STD_RANGE = LogStdRange(middle=-4.0, half_range=6.0, scale=1.0)
+"""In [-10, 2] from the outputs of blocks, which move six times as far as an output near 0 (SimBa).
+
+The outputs of hyperspherical layers are small, and move slowly.
+"""
+
 RENORM_MOMENTUM = 0.01
 RENORM_WARMUP_UPDATES = 100_000
 RENORM_MOST_SCALE, RENORM_MOST_SHIFT = 3.0, 5.0
 _RENORM_EPS = 1e-3
 _SMALLEST_NORM = 1e-8
-
-
-def make_network(
-    num_networks: int, widths: Sequence[int], config: TrainConfig, head_gain: float | None, layer_norm: bool = False
-) -> StackedMlp | BlockNetwork:
-    """K networks of the kind that the settings name; without hidden layers always linear ones.
-
-    Args:
-        num_networks: K.
-        widths: of input, hidden layers or residual blocks, and output.
-        config: the settings.
-        head_gain: of perceptrons, see `StackedMlp`.
-        layer_norm: of perceptrons, see `StackedMlp`.
-    """
-    if not config.has_blocks or len(widths) == 2:
-        return StackedMlp(num_networks, widths, config.nonlinearity, head_gain, layer_norm)
-    return BlockNetwork(num_networks, widths, config)
 
 
 class BlockNetwork(nn.Module):
@@ -60,14 +51,21 @@ class BlockNetwork(nn.Module):
         num_networks: K.
         widths: of input, hidden layers or blocks, and output.
         config: the settings.
+
+    Attributes:
+        log_std_range: of a policy with this network.
     """
 
     def __init__(self, num_networks: int, widths: Sequence[int], config: TrainConfig) -> None:
         super().__init__()
         num_in, *hidden, num_out = widths
-        if config.hyperspherical_weights:
+        own = CriticSettings.of(config)
+        self.log_std_range = LOG_STD_RANGE
+        if own.residual_blocks or own.hyperspherical_weights:
+            self.log_std_range = WIDE_LOG_STD_RANGE
+        if own.hyperspherical_weights:
             layers, head = _hyperspherical(num_networks, num_in, hidden, num_out, config)
-        elif config.residual_blocks:
+        elif own.residual_blocks:
             layers, head = _residual(num_networks, num_in, hidden, num_out, config)
         else:
             layers, head = _renormalized(num_networks, num_in, hidden, num_out, config)
@@ -131,7 +129,7 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(self.bias, normalized, self.weight)
 
 
-class BatchRenorm(nn.Module):
+class BatchRenorm(SteppedLayer):
     """Batch renormalization (Ioffe 2017, arXiv:1702.03275, algorithm 1), with the constants of CrossQ (1902.05605 v4).
 
     It normalizes with the running statistics, or where `uses_batch` is set with those of the batch, corrected towards
@@ -142,7 +140,6 @@ class BatchRenorm(nn.Module):
         running_mean, running_variance: [K, 1, width].
         num_updates: [1], updates of the statistics.
         uses_batch: whether to normalize with the statistics of the batch, and to keep them in `batch_moments`.
-        batch_moments: mean and biased variance of the last such batch.
     """
 
     def __init__(self, num_networks: int, width: int) -> None:
@@ -152,11 +149,9 @@ class BatchRenorm(nn.Module):
         self.running_mean, self.running_variance = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.ones(shape))
         self.num_updates = nn.Parameter(torch.zeros(1))
         self.uses_batch = False
-        self.batch_moments: tuple[Tensor, ...] = ()
 
     @property
     def statistics(self) -> tuple[nn.Parameter, ...]:
-        """The parameters that no gradient reaches."""
         return self.running_mean, self.running_variance, self.num_updates
 
     def forward(self, features: Tensor) -> Tensor:
@@ -180,8 +175,8 @@ class BatchRenorm(nn.Module):
         return torch.stack([batch_norm(x, None, None, w[0], b[0], True, eps=_RENORM_EPS) for x, w, b in networks])
 
     @torch.no_grad()
-    def update_statistics(self, is_skipped: Tensor) -> None:
-        """Moves the running statistics towards `batch_moments`, unless the step was skipped (bool scalar)."""
+    def after_step(self, is_skipped: Tensor) -> None:
+        """Moves the running statistics towards `batch_moments`, unless the step was skipped."""
         for running, batch in zip((self.running_mean, self.running_variance), self.batch_moments, strict=True):
             running.copy_(torch.where(is_skipped, running, torch.lerp(running, batch, RENORM_MOMENTUM)))
         self.num_updates.add_(is_skipped.logical_not())
@@ -200,7 +195,7 @@ def normalizing_by_batch(network: nn.Module) -> Iterator[None]:
             layer.uses_batch = False
 
 
-class UnitLinear(StackedLinear):
+class UnitLinear(StackedLinear, SteppedLayer):
     """A layer whose weights of each output have length 1 (SimbaV2, 2502.15280)."""
 
     def __init__(self, linears: Sequence[nn.Linear], has_bias: bool = False) -> None:
@@ -209,8 +204,11 @@ class UnitLinear(StackedLinear):
 
     @torch.no_grad()
     def project(self) -> None:
-        """Gives the weights length 1 again after a step."""
+        """Gives the weights length 1."""
         self.weight.copy_(unit(self.weight))
+
+    def after_step(self, is_skipped: Tensor) -> None:
+        self.project()
 
 
 class Scale(nn.Module):
@@ -297,7 +295,7 @@ _Parts = tuple[list[nn.Module], StackedLinear]
 def _residual(count: int, num_in: int, widths: Sequence[int], num_out: int, config: TrainConfig) -> _Parts:
     """A linear layer, blocks, and a normalization (SimBa)."""
     layers: list[nn.Module] = [StackedLinear(_linears(count, num_in, widths[0], _orthogonal))]
-    if config.batch_renorm:
+    if CriticSettings.of(config).batch_renorm:
         layers.insert(0, BatchRenorm(count, num_in))
     layers += [ResidualBlock(count, width, config) for width in widths]
     layers.append(_make_norm(count, widths[-1], config))
@@ -307,13 +305,13 @@ def _residual(count: int, num_in: int, widths: Sequence[int], num_out: int, conf
 def _hyperspherical(count: int, num_in: int, widths: Sequence[int], num_out: int, config: TrainConfig) -> _Parts:
     """Unit vectors between all layers; a block for each width, or without `residual_blocks` a layer (SimbaV2)."""
     layers: list[nn.Module] = [Unit(appended=SHIFT)]
-    num_before = num_in + 1
-    for width in widths[:1] if config.residual_blocks else widths:
+    num_before, has_blocks = num_in + 1, CriticSettings.of(config).residual_blocks
+    for width in widths[:1] if has_blocks else widths:
         size = math.sqrt(2.0 / width)
         layers += [UnitLinear(_linears(count, num_before, width, _orthogonal)), Scale(count, width, size, size)]
-        layers += [Unit()] if config.residual_blocks else [Activation(config.nonlinearity), Unit()]
+        layers += [Unit()] if has_blocks else [Activation(config.nonlinearity), Unit()]
         num_before = width
-    if config.residual_blocks:
+    if has_blocks:
         layers += [HypersphericalBlock(count, width, config, 1.0 / (len(widths) + 1)) for width in widths]
     layers += [UnitLinear(_linears(count, num_before, num_before, _orthogonal)), Scale(count, num_before, 1.0, 1.0)]
     return layers, UnitLinear(_linears(count, num_before, num_out, _orthogonal), has_bias=True)
@@ -330,7 +328,8 @@ def _renormalized(count: int, num_in: int, widths: Sequence[int], num_out: int, 
 
 
 def _make_norm(count: int, width: int, config: TrainConfig) -> nn.Module:
-    return BatchRenorm(count, width) if config.batch_renorm else StackedLayerNorm(count, width)
+    has_renorm = CriticSettings.of(config).batch_renorm
+    return BatchRenorm(count, width) if has_renorm else StackedLayerNorm(count, width)
 
 
 def _linears(count: int, num_in: int, num_out: int, initialize: Callable[[nn.Linear], None] | None) -> list[nn.Linear]:

@@ -9,24 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from critic_sets import CRITICS, critic_set
-from layouts import vector_observation
-from sac_learners import make, targets_of
+from contrib.critics.critic_sets import CRITICS, critic_set
+from sac_learners import make
 from transitions import BOX, CHOICE, draw
 from unavoidable import needs_cuda
 
 from asyncrl.algorithms import sac
 from asyncrl.algorithms.off_policy import Steps
-from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec, MultiDiscreteAction
-from asyncrl.learner.fast.sac_passes import SacPasses
-from asyncrl.models.block_network import BatchRenorm, UnitLinear, normalizing_by_batch
+from asyncrl.contrib.critics.block_network import BatchRenorm, UnitLinear, normalizing_by_batch
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block
-from asyncrl.models.sac import SacActor, TwinCritic
+from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import weights_block_size
-from asyncrl.models.stacked_mlp import StackedMlp
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 # Parts of different papers in one network, each with bins.
@@ -36,12 +32,6 @@ RENORMALIZED: dict[str, Any] = {**critic_set("simba"), "batch_renorm": True, "va
 
 def renorms(network: torch.nn.Module) -> list[BatchRenorm]:
     return [layer for layer in network.modules() if isinstance(layer, BatchRenorm)]
-
-
-def test_the_default_is_trained_by_passes_through_perceptrons() -> None:
-    learner = make(BOX)
-    assert isinstance(learner._step.__self__, SacPasses)
-    assert type(learner.model.mlp) is type(learner.critic.mlp) is StackedMlp
 
 
 @SPECS
@@ -126,10 +116,10 @@ def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec, sett
         layer.uses_batch = True
     if target_critic is None:  # both observations are one batch
         joint = Inputs(torch.cat((batch.obs, batch.next_obs)))
-        log_probs, next_log_probs = critic.log_probs(joint, torch.cat((numbers, sample.action))).split(size, dim=1)
+        log_probs, next_log_probs = critic.predictions(joint, torch.cat((numbers, sample.action))).split(size, dim=1)
     else:
-        log_probs = critic.log_probs(Inputs(batch.obs), numbers)
-        next_log_probs = target_critic.log_probs(Inputs(batch.next_obs), sample.action)
+        log_probs = critic.predictions(Inputs(batch.obs), numbers)
+        next_log_probs = target_critic.predictions(Inputs(batch.next_obs), sample.action)
     with torch.no_grad():
         bins = next_log_probs.exp()  # [2, B, N, 7]
         choices = torch.ones(size, 1).double() if spec is BOX else parameters.exp()
@@ -219,17 +209,6 @@ def test_steps_along_what_is_not_finite_are_left_out(critic: str, field: str, ba
     assert learner.train(batches[2:]) is not None
 
 
-def test_weights_keep_their_length_through_updates() -> None:
-    learner = make(BOX, **{**critic_set("simba_v2"), "learning_rate": 0.1})
-    learner.train(draw(BOX, 4))
-    for network in (learner.critic, learner.model):
-        layers = [layer for layer in network.modules() if isinstance(layer, UnitLinear)]
-        assert layers
-        for layer in layers:
-            lengths = layer.weight.detach().norm(dim=-1)
-            torch.testing.assert_close(lengths, torch.ones_like(lengths))
-
-
 def test_statistics_take_no_part_in_weight_decay() -> None:
     learner = make(BOX, **{**critic_set("crossq"), "weight_decay": 1.0, "learning_rate": 0.5})
     layer = renorms(learner.critic)[0]
@@ -237,16 +216,6 @@ def test_statistics_take_no_part_in_weight_decay() -> None:
     learner.train(obs)
     assert layer.running_mean[0, 0, :3].mean().item() == pytest.approx(1.0, abs=0.02)
     assert layer.running_variance[0, 0].min().item() > 0.98 and layer.num_updates.item() == 1.0
-
-
-def test_target_critics_follow_with_their_statistics() -> None:
-    learner = make(BOX, batch_renorm=True, tau=0.25)
-    before = targets_of(learner)
-    learner.train(draw(BOX, 1))
-    critic = learner.state_dict().optimizer["critic.value.0"]
-    torch.testing.assert_close(targets_of(learner), 0.75 * before + 0.25 * critic)
-    assert learner.target_critic is not None
-    assert not any(layer.uses_batch for layer in renorms(learner.target_critic))
 
 
 def test_the_policy_acts_with_statistics_that_are_published() -> None:
@@ -278,6 +247,7 @@ def test_all_blocks_work_together(spec: EnvSpec, settings: dict[str, Any]) -> No
         if learner.target_critic is not None:
             followed = before["target_critic"].lerp(after["critic.value.0"], 0.25)
             torch.testing.assert_close(after["target_critic"], followed)
+            assert not any(layer.uses_batch for layer in renorms(learner.target_critic))
     assert learner.skipped_steps == 0
     assert (learner.target_critic is None) == (settings is UNIT_WEIGHTS)
     for network, old in zip(networks, initial, strict=True):
@@ -295,24 +265,6 @@ def test_all_blocks_work_together(spec: EnvSpec, settings: dict[str, Any]) -> No
 def test_the_plan_knows_the_size_of_a_publication(critic: str) -> None:
     config = TrainConfig(**critic_set(critic))
     assert weights_block_size(BOX, config) == make(BOX, **critic_set(critic)).block_size
-
-
-def test_bins_are_refused_where_values_are_sums() -> None:
-    spec = EnvSpec("Many", vector_observation(3), MultiDiscreteAction((12, 12, 12), (0, 0, 0), (3,), "int64"), None)
-    with pytest.raises(UsageError, match="--value_bins=101 needs actions with at most 128 combinations"):
-        TwinCritic(spec, TrainConfig(algo="sac", value_bins=101))
-
-
-def test_the_entropy_coefficient_begins_where_it_is_asked_to() -> None:
-    learner = make(BOX, initial_ent_coef=0.01)
-    assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)
-
-
-def test_bins_begin_with_an_entropy_whose_return_they_hold() -> None:
-    assert make(BOX).train(draw(BOX, 1)).ent_coef == pytest.approx(1.0)
-    assert make(BOX, value_bins=101).train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)
-    learner = make(BOX, value_bins=101, ent_coef=0.3)
-    assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.3)
 
 
 def test_statistics_of_batches_are_for_the_update_even_if_it_fails() -> None:

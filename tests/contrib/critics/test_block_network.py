@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
+from transitions import BOX
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models import block_network
-from asyncrl.models.block_network import BatchRenorm, BlockNetwork, UnitLinear, make_network
+from asyncrl.contrib.critics import block_network
+from asyncrl.contrib.critics.block_network import BatchRenorm, BlockNetwork, UnitLinear
+from asyncrl.models.sac import SacActor, make_network
 from asyncrl.models.stacked_mlp import StackedMlp
 
 
@@ -99,7 +101,7 @@ def test_weights_have_length_one_at_the_start_and_after_a_projection() -> None:
     for layer in layers:
         layer.project()
         torch.testing.assert_close(layer.weight.square().sum(-1), torch.ones(layer.weight.shape[:-1]).double())
-    fresh = make_network(2, [3, 4, 2], TrainConfig(hyperspherical_weights=True), None)
+    fresh = make_network(2, [3, 4, 2], TrainConfig(algo="sac", hyperspherical_weights=True), None)
     for layer in fresh.modules():
         if isinstance(layer, UnitLinear):
             torch.testing.assert_close(layer.weight.square().sum(-1), torch.ones(layer.weight.shape[:-1]))
@@ -151,9 +153,9 @@ def test_it_acts_with_running_statistics_which_move_by_a_hundredth_of_each_batch
     torch.testing.assert_close(layer(FEATURES), expected)
     layer.uses_batch = True
     layer(FEATURES)
-    layer.update_statistics(torch.tensor(True))  # a skipped step
+    layer.after_step(torch.tensor(True))  # a skipped step
     assert torch.equal(layer.running_mean, mean) and float(layer.num_updates) == 7
-    layer.update_statistics(torch.tensor(False))
+    layer.after_step(torch.tensor(False))
     torch.testing.assert_close(layer.running_mean, 0.99 * mean + 0.01 * FEATURES.mean(1, keepdim=True))
     of_batch = FEATURES.var(1, correction=0, keepdim=True)
     torch.testing.assert_close(layer.running_variance, 0.99 * variance + 0.01 * of_batch)
@@ -177,4 +179,41 @@ def test_blocks_are_normalized_by_the_batch_where_both_are_asked_for() -> None:
 
 def test_without_blocks_it_is_a_perceptron() -> None:
     assert isinstance(make_network(2, [3, 4, 2], TrainConfig(), None), StackedMlp)
-    assert isinstance(make_network(2, [3, 2], TrainConfig(batch_renorm=True), None), StackedMlp)
+    assert isinstance(make_network(2, [3, 2], TrainConfig(algo="sac", batch_renorm=True), None), StackedMlp)
+
+
+@pytest.mark.parametrize("kind", ["residual_blocks", "hyperspherical_weights", "batch_renorm"])
+def test_log_deviations_of_blocks_have_the_whole_range_and_a_gradient_everywhere(kind: str) -> None:
+    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[8], **{kind: True}))
+    middle, half_range = (-1.5, 3.5) if kind == "batch_renorm" else (-4.0, 6.0)
+    raw = torch.tensor([-2.0, 3.0])
+    outputs = torch.cat((torch.zeros(2), raw)).unsqueeze(0).requires_grad_()
+    log_std = actor.parameters_of(outputs)[0, 2:]
+    slope = half_range if kind == "batch_renorm" else 1.0
+    torch.testing.assert_close(log_std, middle + half_range * torch.tanh(raw / slope))
+    log_std.sum().backward()
+    assert outputs.grad is not None and (outputs.grad[0, 2:] > 0.0).all()
+
+
+@pytest.mark.parametrize("std", [0.018, 0.5])
+@pytest.mark.parametrize("kind", ["residual_blocks", "hyperspherical_weights", "batch_renorm"])
+def test_the_bias_of_blocks_alone_gives_the_deviation_of_the_setting(kind: str, std: float) -> None:
+    settings: dict[str, Any] = {kind: True}
+    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[8], initial_stddev=std, **settings))
+    assert isinstance(actor.mlp, BlockNetwork)
+    log_std = actor.parameters_of(actor.mlp.head_bias.detach())[0, 2:]
+    torch.testing.assert_close(log_std.exp(), torch.full_like(log_std, std), atol=0.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"residual_blocks": True}, {"hyperspherical_weights": True}, {"batch_renorm": True}]
+)
+def test_autocast_does_not_round_outputs(settings: dict[str, Any]) -> None:
+    network = make([3, 8, 8, 2], **settings).float()
+    exact = 200.6  # bfloat16 would make it 201
+    with torch.no_grad():
+        network.head.weight.zero_()
+        network.head.bias.fill_(exact)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = network(INPUTS.float())
+    torch.testing.assert_close(outputs, torch.full(outputs.shape, exact), rtol=1e-6, atol=0.0)

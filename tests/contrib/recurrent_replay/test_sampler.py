@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from replays import TaggedWriter, new_replay
+from contrib.recurrent_replay.states import StateWriter, new_states
 
-from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.learner.sequence_sampler import Sequences, SequenceSampler
+from asyncrl.contrib.recurrent_replay.sampler import Sequences, SequenceSampler
+from asyncrl.contrib.recurrent_replay.stripes import RecurrentStripes
 
 GAMMA = 0.5
 Start = tuple[int, int, int]
 
 
-def sampler_of(stripes: ReplayStripes, recurrence: int, burn_in: int, **settings: float) -> SequenceSampler:
+def sampler_of(stripes: RecurrentStripes, recurrence: int, burn_in: int, **settings: float) -> SequenceSampler:
     options = {"reward_scale": 1.0, "reward_clip": None, **settings}
     return SequenceSampler(stripes, recurrence, burn_in, n_step=1, gamma=GAMMA, seed=0, **options)
 
 
-def looped(stripes: ReplayStripes, start: Start, recurrence: int, burn_in: int) -> list[np.ndarray]:
+def looped(stripes: RecurrentStripes, start: Start, recurrence: int, burn_in: int) -> list[np.ndarray]:
     """The fields of the sequence that starts there, row by row."""
     split, first, env = start
     num_rows, at = burn_in + recurrence, lambda row: (split, row % stripes.capacity, env)
@@ -38,7 +38,7 @@ def looped(stripes: ReplayStripes, start: Start, recurrence: int, burn_in: int) 
     return [np.array(values) for values in found.values()]
 
 
-def starts_of(stripes: ReplayStripes, num_rows: int) -> set[Start]:
+def starts_of(stripes: RecurrentStripes, num_rows: int) -> set[Start]:
     """All rows from which a sequence of whole rows begins, one by one."""
     found = set()
     for split in range(stripes.num_splits):
@@ -55,9 +55,9 @@ def starts_of(stripes: ReplayStripes, num_rows: int) -> set[Start]:
 @pytest.mark.parametrize("seed", range(4))
 def test_sequences_are_those_of_a_loop_over_the_rows(recurrence: int, burn_in: int, seed: int) -> None:
     random, num_rows = np.random.default_rng(seed), burn_in + recurrence
-    _, stripes = new_replay(3, 2, int(random.integers(num_rows, 30)), rnn_state_size=2)
+    stripes = new_states(3, 2, int(random.integers(num_rows, 30)))
     for split in range(3):
-        writer = TaggedWriter(stripes, split, seed=10 * seed + split, end_probability=0.4)
+        writer = StateWriter(stripes, split, seed=10 * seed + split, end_probability=0.4)
         writer.write_rows(int(random.integers(num_rows, 100)))
         # The worker is in the middle of the next row, and of the observation and state after it.
         next_row, after = (row % stripes.capacity for row in (stripes.num_rows[split], stripes.num_rows[split] + 1))
@@ -77,9 +77,9 @@ def test_sequences_are_those_of_a_loop_over_the_rows(recurrence: int, burn_in: i
 
 
 def test_an_episode_begins_where_the_writer_began_one_and_the_state_is_that_of_the_first_row() -> None:
-    _, stripes = new_replay(2, 3, 40, rnn_state_size=2)
+    stripes = new_states(2, 3, 40)
     for split in range(2):
-        TaggedWriter(stripes, split, seed=split).write_rows(70)
+        StateWriter(stripes, split, seed=split).write_rows(70)
     (batch,) = sampler_of(stripes, 8, 4).sample(1, 8 * 500)
     episode = batch.obs[:, :, 2]
     assert torch.equal(batch.begins[:, 1:], episode[:, 1:] != episode[:, :-1])
@@ -90,8 +90,8 @@ def test_an_episode_begins_where_the_writer_began_one_and_the_state_is_that_of_t
 
 
 def test_rewards_are_scaled_clipped_and_divided_as_those_of_single_steps() -> None:
-    _, stripes = new_replay(1, 2, 40, rnn_state_size=2)
-    TaggedWriter(stripes, 0, seed=0, end_probability=0.0).write_rows(30)
+    stripes = new_states(1, 2, 40)
+    StateWriter(stripes, 0, seed=0, end_probability=0.0).write_rows(30)
     sampler = sampler_of(stripes, 4, 2, reward_scale=2.0, reward_clip=20.0)
     sampler.reward_divisor = 4.0
     (batch,) = sampler.sample(1, 400)
@@ -99,8 +99,8 @@ def test_rewards_are_scaled_clipped_and_divided_as_those_of_single_steps() -> No
 
 
 def test_a_batch_has_as_many_rows_as_its_size_says_and_nothing_is_drawn_before_a_sequence_is_whole() -> None:
-    _, stripes = new_replay(1, 1, 40, rnn_state_size=2)
-    writer, sampler = TaggedWriter(stripes, 0, seed=0, end_probability=0.0), sampler_of(stripes, 4, 3)
+    stripes = new_states(1, 1, 40)
+    writer, sampler = StateWriter(stripes, 0, seed=0, end_probability=0.0), sampler_of(stripes, 4, 3)
     writer.write_rows(6)
     with pytest.raises(RuntimeError, match="no transition of 7 steps is whole yet"):
         sampler.sample(1, 8)
@@ -111,8 +111,8 @@ def test_a_batch_has_as_many_rows_as_its_size_says_and_nothing_is_drawn_before_a
 
 
 def test_what_is_overwritten_while_it_is_read_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, stripes = new_replay(1, 4, 30, rnn_state_size=2)
-    writer = TaggedWriter(stripes, 0, seed=0)
+    stripes = new_states(1, 4, 30)
+    writer = StateWriter(stripes, 0, seed=0)
     writer.write_rows(35)
     sampler = sampler_of(stripes, 4, 4)
     gather, writes = sampler._gather, [20, 3, 0]
@@ -131,10 +131,10 @@ def test_what_is_overwritten_while_it_is_read_is_drawn_anew(monkeypatch: pytest.
 
 @pytest.mark.parametrize("layout", [(2, 2), (1, 3)], ids=["same layout", "another"])
 def test_a_saved_replay_keeps_its_states(layout: tuple[int, int]) -> None:
-    _, stripes = new_replay(2, 2, 20, rnn_state_size=2)
+    stripes = new_states(2, 2, 20)
     for split in range(2):
-        TaggedWriter(stripes, split, seed=split).write_rows(50)
-    _, restored = new_replay(*layout, 40, rnn_state_size=2)
+        StateWriter(stripes, split, seed=split).write_rows(50)
+    restored = new_states(*layout, 40)
     restored.restore(stripes.content())
     (batch,) = sampler_of(restored, 3, 2).sample(1, 900)
     assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])

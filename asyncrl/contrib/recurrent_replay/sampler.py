@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.contrib.recurrent_replay.stripes import RecurrentStripes
+from asyncrl.envs.spec import ObservationLayout
 from asyncrl.learner.replay_sampler import IntArray, ReplaySampler
 
 
@@ -48,7 +49,7 @@ class Sequences(NamedTuple):
 class SequenceSampler(ReplaySampler):
     """Draws `Sequences`: each begins at a valid row, and all of its rows are complete and of one environment."""
 
-    def __init__(self, stripes: ReplayStripes, recurrence: int, burn_in: int, **settings: Any) -> None:
+    def __init__(self, stripes: RecurrentStripes, recurrence: int, burn_in: int, **settings: Any) -> None:
         """Prepares to draw sequences of `burn_in + recurrence` rows.
 
         Args:
@@ -58,7 +59,7 @@ class SequenceSampler(ReplaySampler):
             settings: further arguments of `ReplaySampler`, with one step.
         """
         super().__init__(stripes, **settings)
-        assert stripes.rnn_state is not None and self._n_step == 1
+        assert self._n_step == 1
         self._recurrence, self._burn_in = recurrence, burn_in
         self._num_rows = burn_in + recurrence
         self._rnn_state = torch.from_numpy(stripes.rnn_state).flatten(0, 2)
@@ -88,3 +89,8 @@ class SequenceSampler(ReplaySampler):
             begins=begins,
             rnn_state=self._rnn_state[torch.from_numpy(places[:, 0])],
         )
+
+
+def make_sampler(stripes: RecurrentStripes, layout: ObservationLayout, **arguments: Any) -> SequenceSampler:
+    """The sampler of a run."""
+    return SequenceSampler(stripes, **arguments)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from run_helper import REPLAY_MODES, FinishedRun, assert_same_training, mean_return, run
 
-from asyncrl.learner.recurrent import RecurrentSacLearner
-from asyncrl.learner.sequence_sampler import Sequences
+from asyncrl.contrib.recurrent_replay.learner import RecurrentSacLearner
+from asyncrl.contrib.recurrent_replay.sampler import Sequences
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 from asyncrl.runtime import checkpoint
