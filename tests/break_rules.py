@@ -1,4 +1,4 @@
-"""Breaks each rule of `tests/rules.yaml` in a copy of the repository, and reports whether its test notices.
+"""Breaks each rule of the files `rules.yaml` in a copy of the repository, and reports whether its test notices.
 
     python tests/break_rules.py                   all rules; exit code 1 if a test does not notice
     python tests/break_rules.py gae_truncation    only the rules of these names
@@ -55,8 +55,12 @@ class Rule:
 
 
 def read_rules() -> list[Rule]:
-    parts = yaml.safe_load((REPOSITORY / "tests/rules.yaml").read_text(encoding="utf-8"))
-    return [Rule(part, name, **fields) for part, rules in parts.items() for name, fields in rules.items()]
+    """The rules of the core, then those of each feature."""
+    paths = [REPOSITORY / "tests/rules.yaml", *sorted(REPOSITORY.glob("tests/contrib/*/rules.yaml"))]
+    files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths]
+    return [
+        Rule(part, name, **fields) for parts in files for part, rules in parts.items() for name, fields in rules.items()
+    ]
 
 
 def copy_repository(place: Path) -> None:
