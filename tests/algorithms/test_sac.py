@@ -1,8 +1,6 @@
-"""SAC's losses: gradients in closed form against autograd of the papers' formulas, and cases solved by hand."""
+"""SAC's losses on cases solved by hand and by brute force."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 from transitions import BOX
 
 from asyncrl.algorithms import sac
-from asyncrl.learner.fast import sac_passes
 from asyncrl.models.distributions import SquashedGaussian
 
 ALPHA = torch.tensor(0.3, dtype=torch.float64)
@@ -29,69 +26,6 @@ def test_samples_come_with_the_density_of_the_distribution_also_far_out() -> Non
     torch.testing.assert_close(sample.action, raw.tanh())
     torch.testing.assert_close(sample.log_prob, SquashedGaussian(2).log_prob(parameters, raw))
     assert torch.isfinite(sac.draw_squashed(parameters.float(), noise.float()).log_prob).all()
-
-
-def test_the_gradient_of_the_continuous_policy_is_that_of_autograd() -> None:
-    parameters, noise, weights = randn(9, 4), randn(9, 2), randn(2, 2)
-
-    def values_of(action: Tensor) -> Tensor:
-        return torch.stack([(weight * action).sin().sum(-1) for weight in weights])
-
-    leaf = parameters.clone().requires_grad_()
-    mean, log_std = leaf.chunk(2, -1)
-    raw = mean + log_std.exp() * noise
-    log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(raw) - torch.log(1.0 - raw.tanh() ** 2)
-    expected = (ALPHA * log_prob.sum(-1) - torch.min(*values_of(raw.tanh()))).mean()
-    expected.backward()
-
-    sample = sac.draw_squashed(parameters, noise)
-    action = sample.action.clone().requires_grad_()
-    values = values_of(action)
-    loss = sac_passes.actor_loss(values.detach(), sample.log_prob, ALPHA)
-    values.backward(loss.gradient)
-    assert action.grad is not None
-    torch.testing.assert_close(loss.value, expected.detach())
-    torch.testing.assert_close(sac_passes.actor_gradient(sample, action.grad, ALPHA), leaf.grad)
-
-
-def test_the_gradient_of_the_discrete_policy_is_that_of_autograd() -> None:
-    logits, values = randn(9, 4).requires_grad_(), randn(2, 9, 4)
-    probabilities = logits.softmax(-1)
-    expected = (probabilities * (ALPHA * probabilities.log() - torch.min(values[0], values[1]))).sum(-1).mean()
-    expected.backward()
-    log_probs = logits.detach().log_softmax(-1).requires_grad_()
-    loss = sac_passes.choices_actor_loss(log_probs.detach(), values, ALPHA)
-    (through,) = torch.autograd.grad(logits.log_softmax(-1), logits, loss.gradient)
-    torch.testing.assert_close(loss.value, expected.detach())
-    torch.testing.assert_close(through, logits.grad)
-
-
-def test_the_critics_loss_is_half_the_squared_error_of_each() -> None:
-    values, target = randn(2, 9).requires_grad_(), randn(9)
-    expected = 0.5 * ((values[0] - target) ** 2).mean() + 0.5 * ((values[1] - target) ** 2).mean()
-    expected.backward()
-    loss = sac_passes.critic_loss(values.detach(), target)
-    torch.testing.assert_close(loss.value, expected.detach())
-    torch.testing.assert_close(loss.gradient, values.grad)
-
-
-def test_targets_solved_by_hand() -> None:
-    values = torch.tensor([[4.0, 1.0, 7.0], [2.0, 3.0, 5.0]])
-    next_value = sac_passes.soft_value(values, torch.tensor([-1.0, 2.0, 0.0]), torch.tensor(0.5))
-    assert next_value.tolist() == [2.5, 0.0, 5.0]
-    # The second is the third step's bootstrap, the third terminated.
-    target = make(BOX).algorithm.target(
-        torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.125, 0.0]), next_value + 1.0
-    )
-    assert target.tolist() == [2.75, 1.125, 1.0]
-
-
-def test_the_value_of_choices_is_the_expectation_over_them() -> None:
-    probabilities = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-    values = torch.tensor([[[8.0, 0.0], [2.0, 6.0]], [[4.0, 4.0], [2.0, 4.0]]])
-    entropy = torch.tensor([0.25 * math.log(4.0) + 0.75 * math.log(4.0 / 3.0), math.log(2.0)])
-    value = sac_passes.soft_value_of_choices(values, probabilities.log(), torch.tensor(2.0))
-    torch.testing.assert_close(value, torch.tensor([1.0, 3.0]) + 2.0 * entropy)
 
 
 def test_of_choices_in_groups_the_critic_with_the_smaller_sum_counts() -> None:

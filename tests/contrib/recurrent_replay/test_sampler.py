@@ -89,15 +89,6 @@ def test_an_episode_begins_where_the_writer_began_one_and_the_state_is_that_of_t
     assert torch.equal(batch.reward, expected)
 
 
-def test_rewards_are_scaled_clipped_and_divided_as_those_of_single_steps() -> None:
-    stripes = new_states(1, 2, 40)
-    StateWriter(stripes, 0, seed=0, end_probability=0.0).write_rows(30)
-    sampler = sampler_of(stripes, 4, 2, reward_scale=2.0, reward_clip=20.0)
-    sampler.reward_divisor = 4.0
-    (batch,) = sampler.sample(1, 400)
-    assert torch.equal(batch.reward, (2.0 * batch.obs[:, 2:-1, 3]).clamp(max=20.0) / 4.0)
-
-
 def test_a_batch_has_as_many_rows_as_its_size_says_and_nothing_is_drawn_before_a_sequence_is_whole() -> None:
     stripes = new_states(1, 1, 40)
     writer, sampler = StateWriter(stripes, 0, seed=0, end_probability=0.0), sampler_of(stripes, 4, 3)
@@ -108,25 +99,6 @@ def test_a_batch_has_as_many_rows_as_its_size_says_and_nothing_is_drawn_before_a
     first, second = sampler.sample(2, 8)
     assert first.reward.shape == second.reward.shape == (2, 4)
     assert first.obs.shape == (2, 8, 4) and first.begins.shape == (2, 8)
-
-
-def test_what_is_overwritten_while_it_is_read_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    stripes = new_states(1, 4, 30)
-    writer = StateWriter(stripes, 0, seed=0)
-    writer.write_rows(35)
-    sampler = sampler_of(stripes, 4, 4)
-    gather, writes = sampler._gather, [20, 3, 0]
-
-    def gather_late(*places: np.ndarray) -> Sequences:
-        writer.write_rows(writes.pop(0))
-        return gather(*places)
-
-    monkeypatch.setattr(sampler, "_gather", gather_late)
-    (batch,) = sampler.sample(1, 4 * 300)
-    assert writes == []
-    episode = batch.obs[:, :, 2]
-    assert torch.equal(batch.begins[:, 1:], episode[:, 1:] != episode[:, :-1])
-    assert torch.equal(batch.rnn_state, batch.obs[:, 0, 2:])
 
 
 @pytest.mark.parametrize("layout", [(2, 2), (1, 3)], ids=["same layout", "another"])
