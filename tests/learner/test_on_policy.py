@@ -294,10 +294,10 @@ def test_a_contextual_bandit_is_solved(algo: str) -> None:
     def reward(obs: Tensor, action: Tensor) -> Tensor:
         return (action == obs.argmax(-1)).float()
 
-    for _ in range(120):
+    for _ in range(200):
         train_on(learner, actor.collect(actor.receive(learner), reward, ends=False))
     dataset = actor.collect(actor.receive(learner), reward, ends=False)
-    assert float(dataset.reward.mean()) > 0.8  # a third by chance
+    assert float(dataset.reward.mean()) > 0.9  # a third by chance
 
 
 @pytest.mark.parametrize("squash", [False, True])
