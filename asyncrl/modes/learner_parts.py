@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -244,12 +245,9 @@ def build_replay_loop(
         publisher=parts.publisher(),
         waker=waker,
         workers=workers,
-        control=setup.control,
-        config=config,
-        phases=parts.context.phases,
+        context=dataclasses.replace(parts.context, config=config),
         first_env_steps=setup.first_env_steps,
         threads=ThreadChoice(plan.learner_threads) if chooses_threads else None,
-        agreement=parts.context.agreement,
         most_env_steps=share,
         return_scale=return_scale,
     )
