@@ -99,8 +99,9 @@ PPO = {"learning_rate": 0.01, "max_grad_norm": 0.05, "ppo_clip_ratio": 0.02}
         ({"num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive_minibatch"}, 8, False),
         ({"num_batches_per_epoch": 2, "normalize_advantage_over": "dataset"}, 8, False),
         ({"num_batches_per_epoch": 1, "with_vtrace": True, "entropy_loss_coeff": 0.01, "kl_loss_coeff": 0.1}, 4, True),
+        ({"num_batches_per_epoch": 1, "use_rnn": True, "rnn_size": 8, "rollout": 8}, 3, True),
     ],
-    ids=["halves", "uneven", "a2c", "adaptive rate", "over the dataset", "vtrace"],
+    ids=["halves", "uneven", "a2c", "adaptive rate", "over the dataset", "vtrace", "by autograd"],
 )
 def test_two_ranks_learn_what_one_does_with_the_samples_of_both(
     spec: EnvSpec, settings: dict[str, Any], split: int, ends: bool
