@@ -2,8 +2,8 @@
 
 import sys
 
-from asyncrl.cli.main import main
+from asyncrl.commands.main import main
 from asyncrl.runtime.reader import run_for_a_reader
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(lambda: main(["sweep", *sys.argv[1:]])))
+    run_for_a_reader(lambda: main(["sweep", *sys.argv[1:]]))

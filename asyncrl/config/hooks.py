@@ -13,7 +13,7 @@ as text, `module:function`.
     MISLEADING  name of a feature: function of settings and `EnvSpec` to why training returns choose no best, or None
     OBSERVERS   name of a feature: function of settings to the `asyncrl.observers.observer.Observer` of a run, or None
     OTHER_NAMES name of a setting in another library: (the library, the setting here, the difference)
-    PLAYERS     name of a feature: its `asyncrl.cli.player_options.PlayerOption` of `evaluate` and `enjoy`
+    PLAYERS     name of a feature: its `asyncrl.commands.player_options.PlayerOption` of `evaluate` and `enjoy`
     PLOTS       command of `asyncrl plot`, whose figures a report has, too: its `asyncrl.analysis.plots.Plot`
     REPLAYS     name of a feature: function from the settings to its `asyncrl.config.replay_kinds.ReplayKind`, or None
     RULES       name of a feature: function of settings and plan to the problems of a run, `asyncrl.config.checks`

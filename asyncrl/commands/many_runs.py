@@ -1,4 +1,4 @@
-"""What the commands that start many runs do about mistakes and signals."""
+"""What the commands that start many runs do about signals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from asyncrl.config.errors import UsageError
-from asyncrl.runtime.reader import start_dropping_unread_output, stop_dropping_unread_output, write_from_handler
+from asyncrl.commands.runner import Command, Options, exit_code_of
+from asyncrl.runtime.reader import stop_dropping_unread_output, write_from_handler
 from asyncrl.runtime.signals import STOPPING, is_same_request
+
+
+class ManyRuns(Command[Options]):
+    """A command that starts many runs.
+
+    Its exit code is 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+
+    Attributes:
+        if_stopped: said after a stop.
+    """
+
+    if_stopped: str
+
+    def exit_code(self, work: Callable[[], int]) -> int:
+        return run_many(work, self.if_stopped)
 
 
 class _Stopped(KeyboardInterrupt):
@@ -45,11 +60,7 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
 
     previous = {number: signal.signal(number, stop_work) for number in numbers}
     try:
-        return work()
-    except UsageError as error:
-        start_dropping_unread_output()
-        print(*(f"error: {line}" for line in str(error).splitlines()), sep="\n", file=sys.stderr)
-        return 2
+        return exit_code_of(work)
     except KeyboardInterrupt as stop:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(if_stopped, file=sys.stderr, flush=True)

@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if name == "completion":
         return _print_completion(rest)
-    module = importlib.import_module(hooks("COMMANDS").get(name, (f"asyncrl.{name}", ""))[0])
+    module = importlib.import_module(hooks("COMMANDS").get(name, (f"asyncrl.commands.{name}", ""))[0])
     if argv is None:
         escape_unknown_characters()
         sys.argv = [f"asyncrl {name}", *rest]
