@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import INSTEAD, BenchmarkOptions, OwnOptions, read_options
-from asyncrl.commands.many_runs import ManyRuns
+from asyncrl.commands.runner import Command
 from asyncrl.runtime.processes import process_context, start_loading_modules
 from asyncrl.runtime.reader import start_dropping_unread_output
 
 
-class _Benchmark(ManyRuns[BenchmarkOptions]):
+class _Benchmark(Command[BenchmarkOptions]):
     """Its exit code is 0 if everything was measured, and 1 if something failed."""
 
     usage = "python -m asyncrl.benchmark --env=ID"

@@ -69,12 +69,10 @@ class _Enjoy(Command[Options]):
     model = with_player_options(Options, "enjoy")
     words = "runs"
 
-    def word_problems(self, words: Sequence[str]) -> Iterator[str]:
+    def problems(self, words: Sequence[str], options: Options | None) -> Iterator[str]:
         if len(words) != 1:
             yield "Give one run, by its folder's path or its name in train_dir: python -m asyncrl.enjoy RUN."
-
-    def conflicts(self, options: Options) -> Iterator[str]:
-        if options.video is not None and options.video.suffix.lower() != ".mp4":
+        if options is not None and options.video is not None and options.video.suffix.lower() != ".mp4":
             yield f"--video={options.video} is not possible: expected a file name that ends in .mp4."
 
     def run(self, options: Options) -> int:

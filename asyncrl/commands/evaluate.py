@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,16 +84,17 @@ class _Evaluate(Command[Options]):
     )
     model = with_player_options(Options, "evaluate")
 
-    def conflicts(self, options: Options) -> list[str]:
-        found = []
+    def problems(self, words: Sequence[str], options: Options | None) -> Iterator[str]:
+        if options is None:
+            return
         if options.render and options.video is not None:
-            found.append("--render shows episodes and --video records them: give one of the two.")
+            yield "--render shows episodes and --video records them: give one of the two."
         if options.compare is not None and (options.render or options.video is not None):
-            found.append("--compare plays several policies: record or show one of them, without --compare.")
+            yield "--compare plays several policies: record or show one of them, without --compare."
         if (given := given_player_option(options)) is not None:
-            text = f"is not possible with --{given.name}, which plays {given.plays}."
-            found += [f"--{name} {text}" for name in given.excludes if getattr(options, name) is not None]
-        return found
+            for name in given.excludes:
+                if getattr(options, name) is not None:
+                    yield f"--{name} is not possible with --{given.name}, which plays {given.plays}."
 
     def run(self, options: Options) -> int:
         if options.episodes_csv is not None:

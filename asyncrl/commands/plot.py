@@ -117,7 +117,9 @@ class Options(BaseModel):
 
 
 class _Plot(Command[Options]):
-    def help_page(self, page: str) -> str:
+    def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
+        if not {"--help", "-h"} & set(arguments):
+            return None
         width = help_width()
         about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
         lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]

@@ -40,7 +40,7 @@ class _Train(Command[Sequence[str]]):
         self._started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)
         return super().main(argv)
 
-    def help(self, arguments: Sequence[str]) -> None:
+    def help(self, arguments: Sequence[str], page: str = "all") -> None:
         """`load` prints it, because an algorithm of the user's may have more settings."""
 
     def read(self, arguments: Sequence[str]) -> Sequence[str]:

@@ -62,7 +62,7 @@ class _Validate(Command[tuple[_Options, LoadedConfig]]):
     examples = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
     model = _Options
 
-    def help(self, arguments: Sequence[str]) -> None:
+    def help(self, arguments: Sequence[str], page: str = "all") -> None:
         """`load` prints it, because an algorithm of the user's may have more settings."""
 
     def read(self, arguments: Sequence[str]) -> tuple[_Options, LoadedConfig]:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from asyncrl.commands.many_runs import ManyRuns
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.config.value_types import GivenPath
@@ -49,7 +49,7 @@ class _Options(BaseModel):
     )
 
 
-class _LaunchCommand(ManyRuns[_Options]):
+class _LaunchCommand(Command[_Options]):
     """Its exit code is 0 if all runs are finished, and 1 if some failed."""
 
     usage = "python -m asyncrl.launch GRID.yaml"
@@ -69,7 +69,7 @@ class _LaunchCommand(ManyRuns[_Options]):
         num_grids = 1 if arguments and not arguments[0].startswith("--") else 0
         return arguments[:num_grids], arguments[num_grids:]
 
-    def word_problems(self, words: Sequence[str]) -> Iterator[str]:
+    def problems(self, words: Sequence[str], options: _Options | None) -> Iterator[str]:
         if not words:
             yield "No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml."
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
-from asyncrl.commands.many_runs import ManyRuns
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, help_page, option, option_flags, parse_options, split_flags
 from asyncrl.config.loading import load
@@ -81,7 +81,7 @@ class _Options(BaseModel):
     final_seeds: PositiveInt = option(3, "fresh seeds of each of them, and of the default settings [default 3]")
 
 
-class _SweepCommand(ManyRuns[tuple[_Options, dict[str, str]]]):
+class _SweepCommand(Command[tuple[_Options, dict[str, str]]]):
     """Its exit code is 1 if no trial was completed."""
 
     usage = "python -m asyncrl.sweep --study=NAME --env=ID"
@@ -103,9 +103,9 @@ class _SweepCommand(ManyRuns[tuple[_Options, dict[str, str]]]):
     def flags(self) -> tuple[ExtraFlag, ...]:
         return (*super().flags(), *_FILE_FLAGS)
 
-    def help(self, arguments: Sequence[str]) -> str | None:
-        page = help_page(arguments)
-        return None if page is None else self.help_page(page)
+    def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
+        page_or_none = help_page(arguments)
+        return None if page_or_none is None else super().help(["--help"], page_or_none)
 
     def read(self, arguments: Sequence[str]) -> tuple[_Options, dict[str, str]]:
         """The sweep's own options, and the texts of the flags of training."""

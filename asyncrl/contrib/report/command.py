@@ -37,7 +37,7 @@ class _Report(Command[_Options]):
     model = _Options
     words = "runs"
 
-    def word_problems(self, words: Sequence[str]) -> Iterator[str]:
+    def problems(self, words: Sequence[str], options: _Options | None) -> Iterator[str]:
         if not words:
             yield "No run was given: give at least one, by its folder's path or its name in train_dir."
 
