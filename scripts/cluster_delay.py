@@ -34,13 +34,12 @@ from typing import Any
 
 from cluster_overhead import SETTINGS
 
-from asyncrl.analysis.benchmark.results import ThroughputFigures
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.tables import table
-from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.loading import load
 from asyncrl.config.schema import TrainConfig
+from asyncrl.contrib.ray_pools.traffic import Traffic
 from asyncrl.run import preflight
 
 NAMESPACES = "asyncrl_learner", "asyncrl_pools"
@@ -164,8 +163,7 @@ def measure(env: str, flags: list[str], options: argparse.Namespace, folder: Pat
     end = f"--train_for_seconds={options.warm_up_s + options.measure_s + 15.0:g}"
     run = (f"--env={env}", *SETTINGS, *flags, "--report_every_s=1", "--with_tensorboard=False", end)
     figures = workshop.carry_out(Task("throughput", "delayed", 0, run, ()))
-    assert isinstance(figures, ThroughputFigures)
-    return figures.env_steps_per_s, figures.lag["lag/mean"], figures.lag["lag/age_ms"]
+    return figures["env_steps_per_s"], figures["lag"]["lag/mean"], figures["lag"]["lag/age_ms"]
 
 
 def traffic_of(env: str, flags: list[str]) -> Traffic:
@@ -187,7 +185,7 @@ def report(env: str, delays: list[float], traffic: Traffic, results: dict[float,
         cells = (f"{delay:g} ms", f"{speed:,.0f}", f"{speed / base_speed:.3f}", f"{share:.2f}", f"{lag:.2f}")
         lines.append([*cells, f"{predicted:.2f}", f"{age:,.0f} ms"])
     header = ["delay each way", "steps/s", "of the first", "predicted share", "mean lag", "predicted lag", "age"]
-    print(f"{env}, {traffic.num_grants} slots in flight\n\n{table(header, lines)}\n", flush=True)
+    print(f"{env}, {traffic.num_permits} slots in flight\n\n{table(header, lines)}\n", flush=True)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark.results import ThroughputFigures
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.benchmark.watch import TaskFailed
@@ -68,9 +67,7 @@ def env_steps_per_s(
     seconds = f"--train_for_seconds={options.warm_up_s + options.measure_s + start_s:g}"
     workshop = Workshop(options.work_dir.resolve(), TrainConfig(env=env), options.warm_up_s, options.measure_s)
     task = Task("throughput", name, round_idx, (f"--env={env}", *ENDLESS, *flags, seconds), ())
-    figures = workshop.carry_out(task)
-    assert isinstance(figures, ThroughputFigures)
-    return figures.env_steps_per_s
+    return float(workshop.carry_out(task)["env_steps_per_s"])
 
 
 def names_in(text: str, known: Sequence[str]) -> list[str]:

@@ -17,21 +17,18 @@ SPEC = EnvSpec("Tagged", vector_observation(4), DiscreteAction(2, 0), None)
 RESET = -1.0
 
 
-def new_replay(
-    num_splits: int, num_envs: int, rows: int, is_prioritized: bool = False, rnn_state_size: int = 0
-) -> tuple[Arena, ReplayStripes]:
+def new_replay(num_splits: int, num_envs: int, rows: int, is_prioritized: bool = False) -> tuple[Arena, ReplayStripes]:
     """An empty replay with that many readable rows in each stripe."""
     size = rows * num_splits * num_envs
-    specs = replay_specs(SPEC, num_splits, num_envs, size, is_prioritized, rnn_state_size=rnn_state_size)
+    specs = replay_specs(SPEC, num_splits, num_envs, size, is_prioritized)
     arena = Arena.create(specs)
     return arena, ReplayStripes(arena)
 
 
 class TaggedWriter:
-    """Writes a stripe as `ReplaySplit` does: observations are [split, environment, episode, step].
+    """Writes a stripe as `StripeSink` does: observations are [split, environment, episode, step].
 
-    A step's reward is 1000 times its episode and its step; its action the parity of that. Episodes end at random. A
-    recurrent state is [episode, step] of its row.
+    A step's reward is 1000 times its episode and its step; its action the parity of that. Episodes end at random.
     """
 
     def __init__(self, stripes: ReplayStripes, split_idx: int, seed: int, end_probability: float = 0.3) -> None:
@@ -43,7 +40,6 @@ class TaggedWriter:
         self._holds_final = [False] * stripes.num_envs
         for env in range(stripes.num_envs):
             stripes.obs_at((split_idx, self._row))[env] = self._obs(env)
-            self._write_state(self._row, env)
 
     def begin_life(self, number: int) -> TaggedWriter:
         """Counts the episodes from another number on, so that this writer's steps differ from those of one before."""
@@ -79,13 +75,8 @@ class TaggedWriter:
                 elif end < self._end_probability:
                     rows.truncated[env] = self._holds_final[env] = True
             rows.next_obs[env] = self._obs(env)
-            self._write_state(self._row + 1, env)
         stripes.publish(split, num_steps)
         self._row += 1
-
-    def _write_state(self, row: int, env: int) -> None:
-        if self._stripes.rnn_state is not None:
-            self._stripes.rnn_state[self._split, row % self._stripes.capacity, env] = self._obs(env)[2:]
 
     def _begin(self, env: int) -> None:
         self._episodes[env] += 1

@@ -402,7 +402,7 @@ def check_replay(
     rest = sum(rows.count_rest() for rows in expected.values())
     if plan.hogwild is None:
         # A row of another machine may arrive after the last report, before the replay is saved.
-        late = plan.num_envs if finished.config.cluster != "none" else 0
+        late = plan.num_envs if plan.remote.num_pools > 0 else 0
         assert 0 <= held - finished.outcome.env_steps <= late, "the replay holds every step of the run"
         in_hand = plan.num_envs if plan.async_rl else 0  # rows that were not whole when the run ended
         assert rest <= num_dead + in_hand + lost_with_machines, (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,10 +16,13 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.modes.choice import arena_specs
+from asyncrl.modes.replay.roles import ReplayRoles
 from asyncrl.rollout.env_group import HostEnvGroup
 from asyncrl.rollout.sinks import SlotSink
 from asyncrl.rollout.worker import ActionSource, Split
+from asyncrl.run.setup import RunSetup
 
 BOX = EnvSpec("Box", vector_observation(2, "float64"), BoxAction((1,), (-0.5,), (0.5,), "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(2, "float64"), DiscreteAction(3, 0), None)
@@ -165,3 +169,14 @@ class CountingWaker:
 
     def wake(self) -> None:
         self.count += 1
+
+
+def replay_loop(spec: EnvSpec, folder: Path, **settings: Any) -> ReplayLoop:
+    """The loop of a new run."""
+    sizes: dict[str, Any] = {"num_workers": 1, "num_envs_per_worker": 2, "encoder_mlp_layers": [8]}
+    config = TrainConfig(serial_mode=True, device="cpu", replay_size=100, batch_size=8, **sizes, **settings)
+    setup = RunSetup.create(config, resolve(config, Machine(cores=4)), spec, folder)
+    waker: Any = CountingWaker()
+    loop = ReplayRoles().learner(setup, waker, [])[0]._loop
+    assert isinstance(loop, ReplayLoop)
+    return loop

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from small_runs import BOX, CHOICE, CountingWaker, planned, small_arena
+from small_runs import BOX, CHOICE, planned, replay_loop, small_arena
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.machine import Machine
-from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler
-from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
-from asyncrl.modes.replay.roles import ReplayRoles
 from asyncrl.modes.trajectories.roles import TrajectoryRoles
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
@@ -54,24 +47,10 @@ def test_every_actor_explores_in_its_own_way_and_in_another_after_a_stop() -> No
     assert len({tuple(drawn) for drawn in different}) == 6
 
 
-def replay_loop(spec: EnvSpec, folder: Path, **settings: Any) -> ReplayLoop:
-    """The loop of a new run."""
-    sizes: dict[str, Any] = {"num_workers": 1, "num_envs_per_worker": 2, "encoder_mlp_layers": [8]}
-    config = TrainConfig(serial_mode=True, device="cpu", replay_size=100, batch_size=8, **sizes, **settings)
-    setup = RunSetup.create(config, resolve(config, Machine(cores=4)), spec, folder)
-    waker: Any = CountingWaker()
-    loop = ReplayRoles().learner(setup, waker, [])[0]._loop
-    assert isinstance(loop, ReplayLoop)
-    return loop
-
-
-@pytest.mark.parametrize("num_bins", [None, 11])
-def test_returns_are_kept_within_the_bins_where_there_are_any(num_bins: int | None, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"algo": "sac", "value_bins": num_bins, "value_limit": 3.0}
-    scale = replay_loop(BOX, tmp_path, normalize_rewards=True, **settings)._return_scale
-    assert isinstance(scale, ReturnScale)
-    assert scale._limit == (None if num_bins is None else 3.0)
-    assert replay_loop(BOX, tmp_path, **settings)._return_scale is None
+def test_rewards_are_divided_if_they_are_to_be(tmp_path: Path) -> None:
+    scale = replay_loop(BOX, tmp_path, algo="sac", normalize_rewards=True)._return_scale
+    assert isinstance(scale, ReturnScale) and scale._limit is None
+    assert replay_loop(BOX, tmp_path, algo="sac")._return_scale is None
 
 
 def test_prioritized_replay_draws_by_alpha_and_weighs_by_beta(tmp_path: Path) -> None:

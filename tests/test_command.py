@@ -66,7 +66,7 @@ def complete(*words: str) -> set[str]:
 def test_the_shell_completes_commands_and_settings() -> None:
     assert complete("asyncrl", "") == set(COMMANDS)
     assert complete("asyncrl", "va") == {"validate"}
-    assert complete("asyncrl", "train", "--num_w") == {"--num_workers=", "--num_workers_per_remote_host="}
+    assert complete("asyncrl", "train", "--num_b") == {"--num_batches_per_epoch=", "--num_batches_to_accumulate="}
     assert complete("asyncrl", "train", "--serial") == {"--serial_mode"}
     assert len(complete("asyncrl", "train", "--")) == len(all_settings())
     assert main(["completion"]) == 2

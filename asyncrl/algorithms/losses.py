@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.array_policy import FloatArray
+from asyncrl.models.arrays import FloatArray
 from asyncrl.models.distributions import ActionDistribution
 from asyncrl.models.encoders import Inputs
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.models.block_network import normalizing_by_batch
-from asyncrl.models.encoders import Inputs
-from asyncrl.models.sac import SacActor, TwinCritic, predictions
+from asyncrl.models.sac import SacActor, TwinCritic
 
 SUM_OF_INPUTS = "sum of inputs"
 """A figure that is checked, because a rectifier may hide NaN, and is not a metric."""
@@ -93,7 +91,7 @@ class Steps:
 
     def policy(self, actor: SacActor) -> Tensor:
         """The outputs `[B, P]` of a policy that is trained, at `obs`."""
-        with self.precision(), normalizing_by_batch(actor):
+        with self.precision():
             outputs: Tensor = actor(*self.obs)
             return outputs
 
@@ -107,26 +105,19 @@ class Steps:
     def critic_outputs(
         self, critic: TwinCritic, target: TwinCritic | None, action: Tensor, next_action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values `[K, B, N]`, or log-probabilities of bins `[K, B, N, M]`, at both observations.
+        """What `TwinCritic.predictions` returns at both observations.
 
-        Values of the critics for `action: [B, C]`, with gradient, and of the target critics for `next_action` at the
-        next observations. Without target critics the critics take both as one batch, so that both have the same
-        statistics (CrossQ, 1902.05605 v4).
+        Of the critics for `action: [B, C]`, with gradient, and of the target critics for `next_action` at the next
+        observations.
         """
-        next_obs = self.later.slice(-len(next_action))
-        with self.precision(), normalizing_by_batch(critic):
-            if target is not None:
-                next_outputs = predictions(target, next_obs, next_action)
-                outputs = predictions(critic, self.obs, action)
-            else:
-                pixels = None
-                if self.obs.pixels is not None and next_obs.pixels is not None:
-                    pixels = torch.cat((self.obs.pixels, next_obs.pixels))
-                both = Inputs(torch.cat((self.obs.floats, next_obs.floats)), pixels)
-                joint = predictions(critic, both, torch.cat((action.to(next_action), next_action)))
-                outputs, next_outputs = joint[:, : len(action)], joint[:, len(action) :]
-        next_outputs = next_outputs.detach()
-        return outputs, next_outputs if self._pair is None else next_outputs[self._pair]
+        with self.precision():
+            assert target is not None
+            next_outputs = target.predictions(self.later.slice(-len(next_action)), next_action)
+            return critic.predictions(self.obs, action), self.target_outputs(next_outputs)
+
+    def target_outputs(self, outputs: Tensor) -> Tensor:
+        """Outputs of the critics that give the targets, without gradient."""
+        return outputs.detach() if self._pair is None else outputs.detach()[self._pair]
 
     def policy_values(self, critic: TwinCritic, action: Tensor) -> Tensor:
         """Values `[K, B, N]` for actions of the policy at `obs`; its loss takes the smallest of the K."""
@@ -141,6 +132,6 @@ class Steps:
     def critic_figures(self, values: Tensor, reward: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The mean of `values: [..., B]`, and a number that is finite if all inputs and `reward: [B]` are."""
         sum_of_inputs = self.obs.floats.sum() + self.later.floats.sum()
-        if reward is not None:  # with bins the loss of an infinite return is finite
+        if reward is not None:  # the loss of an infinite return may be finite
             sum_of_inputs = sum_of_inputs + 0.0 * reward.sum()
         return values.detach().mean(), sum_of_inputs

@@ -3,5 +3,5 @@
 records (metrics.jsonl, config.yaml) -> curves -> figures -> drawing      `python -m asyncrl.plot`
 records, statistics -> benchmark.results -> drawing, tables               `python -m asyncrl.benchmark` (`benchmark`)
 
-Only `drawing` imports matplotlib.
+Only `drawing` imports matplotlib, and only `benchmark.results` imports pandas.
 """

@@ -16,6 +16,7 @@ import yaml
 
 from asyncrl.analysis.curves import Curve, make_curve
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.schema import OF_ONE_START
 from asyncrl.runtime.locating import TRAIN_DIR, locate
 from asyncrl.runtime.run_folder import RunFolder, has_broken_line
@@ -50,29 +51,26 @@ def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """Reads a metrics.jsonl; no records if there is no file. Raises UsageError as `parse_records` does."""
+    """Reads a metrics.jsonl; no records if there is no file.
+
+    A broken last line is left out: the run was killed, or is writing it now.
+
+    Raises:
+        UsageError: another line is not a record, or the file cannot be read.
+    """
     try:
-        return parse_records(path.read_text(encoding="utf-8", errors="replace"), str(path))
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def parse_records(text: str, source: str) -> tuple[Record, ...]:
-    """Reads one record per line. A broken last line is left out: the run was killed, or is writing it now.
-
-    Raises:
-        UsageError: another line is not a record.
-    """
-    lines = text.splitlines()
     records: list[Record] = []
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
         if isinstance(record, dict) and _is_number(record.get(STEPS)):
             records.append(record)
         elif number < len(lines):
-            raise UsageError(f"Line {number} of {source} is not a record with env_steps: repair or delete that line.")
+            raise UsageError(f"Line {number} of {path} is not a record with env_steps: repair or delete that line.")
     return tuple(records)
 
 
@@ -171,10 +169,7 @@ class Run:
         """Rollout workers of all ranks: as planned, as set, or as many as have records; None if unknown."""
         of_rank, configured = self.recorded_workers, self.config.get("num_workers")
         if of_rank is None and isinstance(configured, int) and configured > 0:
-            pools, each = (self.config.get(f"num_{name}") for name in ("remote_hosts", "workers_per_remote_host"))
-            of_rank = configured
-            if self.config.get("cluster", "none") != "none" and isinstance(pools, int) and isinstance(each, int):
-                of_rank += pools * each
+            of_rank = configured + sum(load(place)(self.config) for place in hooks("WORKERS").values())
         return (of_rank or len(self._workers())) * self.num_ranks or None
 
     def _workers_of_records(self) -> list[tuple[float, set[int]]]:

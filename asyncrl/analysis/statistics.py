@@ -83,6 +83,5 @@ def sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float6
 
 def percentiles(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Returns the 95 % interval by rank: interpolation between a number and infinity has no meaning."""
-    ordered = np.sort(estimates)
-    low, high = (round((len(ordered) - 1) * share) for share in (0.025, 0.975))
-    return float(ordered[low]), float(ordered[high])
+    low, high = np.quantile(estimates, (0.025, 0.975), method="nearest")
+    return float(low), float(high)

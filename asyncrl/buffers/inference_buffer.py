@@ -19,7 +19,7 @@ class ActorOutput(NamedTuple):
         value: [B] float32, in units of rewards.
         action_parameters: [B, P] float32, parameters of the action's distribution.
         rnn_state: [B, S] float32, recurrent states after the observations; not read where S is 0.
-        features: [B, F] float32, inputs of the policy's last layer, for state-dependent exploration.
+        features: [B, F] float32, inputs of the policy's last layer, if its exploration is a function of them.
     """
 
     action: npt.NDArray[Any]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
-from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.runtime.checkpoint import SavedReplay
 
@@ -64,7 +64,6 @@ def replay_specs(
     envs_per_split: int,
     replay_size: int,
     is_prioritized: bool = False,
-    rnn_state_size: int = 0,
 ) -> list[ArraySpec]:
     """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of `ReplayLimits`."""
     envs = (num_splits, envs_per_split)
@@ -75,7 +74,6 @@ def replay_specs(
         ArraySpec("replay.action", action_dtype, (*rows, *action_shape)),
         ArraySpec("replay.reward", "float32", rows),
         *([ArraySpec("replay.priority", "float32", rows)] if is_prioritized else ()),
-        *([ArraySpec("replay.rnn_state", "float32", (*rows, rnn_state_size))] if rnn_state_size > 0 else ()),
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
         ArraySpec("replay.policy_version", "int32", rows[:2]),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
@@ -92,8 +90,6 @@ class ReplayStripes:
         num_rows: [K], the cursors: complete rows of each stripe. They never fall; only this class writes them.
         priority: with prioritized replay, what the learner draws by, 0 where it draws nothing; only the learner
             writes it.
-        rnn_state: [K, R, E, S] float32, with a recurrent policy: its state before each row's observation, 0 where an
-            episode begins; else None.
         policy_version: [K, R] int32, of the policy that acted; `UNKNOWN_VERSION` in rows of a saved replay.
         obs, action, reward, terminated, truncated, valid: arrays `[K, R, E, ...]`; of a replay on a device all but
             `valid` are tensors (`asyncrl.modes.tensors.replay`).
@@ -115,9 +111,6 @@ class ReplayStripes:
         self.priority = arena.find_array("replay.priority")
         if self.priority is not None:
             self._fields["priority"] = self.priority
-        self.rnn_state = arena.find_array("replay.rnn_state")
-        if self.rnn_state is not None:
-            self._fields["rnn_state"] = self.rnn_state
         self.policy_version: npt.NDArray[np.int32] = arena.array("replay.policy_version")
         self.num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
@@ -176,9 +169,8 @@ class ReplayStripes:
         return self.obs[place[0], place[1] % self.capacity]
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """See `InferenceBuffer`; states are `[E, 0]` if the policy is not recurrent."""
-        split_idx, at = place[0], place[1] % self.capacity
-        return self.obs[split_idx, at], self._no_state if self.rnn_state is None else self.rnn_state[split_idx, at]
+        """See `InferenceBuffer`; states are `[E, 0]`."""
+        return self.obs_at(place), self._no_state
 
     def beginnings(self, place: tuple[int, int]) -> Beginnings:
         """See `InferenceBuffer` and `TrajectorySlots.beginnings`."""
@@ -192,8 +184,6 @@ class ReplayStripes:
         """See `InferenceBuffer`; writes the actions into the split's mailbox. The time is not kept."""
         self._mail[place[0]] = answer.action[envs]
         self.policy_version[place[0], place[1] % self.capacity] = version
-        if self.rnn_state is not None:
-            self.rnn_state[place[0], (place[1] + 1) % self.capacity] = answer.rnn_state[envs]
 
     def close_episodes(self, split_idx: int) -> None:
         """Ends the open episodes of a worker that died (its successor, before its first row).
@@ -379,6 +369,13 @@ class ReplayLimiter:
         self.num_updates = 0
         self._first_rows = [stripes.num_rows[split] for split in range(stripes.num_splits)]
         self._round = 0
+
+    @classmethod
+    def of_plan(
+        cls, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
+    ) -> ReplayLimiter:
+        """The limiter of a run with this plan."""
+        return cls(limits, replay, stripes, plan.async_rl and not plan.serial_mode, most_env_steps)
 
     @property
     def due(self) -> int:

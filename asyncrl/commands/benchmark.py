@@ -7,11 +7,12 @@ measures pure simulation and then each variant, in rounds. After a stop, the sam
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
-from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import INSTEAD, BenchmarkOptions, OwnOptions, read_options
 from asyncrl.commands.runner import Command
+from asyncrl.config.errors import UsageError
 from asyncrl.runtime.processes import process_context, start_loading_modules
 from asyncrl.runtime.reader import start_dropping_unread_output
 
@@ -34,6 +35,11 @@ class _Benchmark(Command[BenchmarkOptions]):
         return read_options(arguments)
 
     def run(self, options: BenchmarkOptions) -> int:
+        if importlib.util.find_spec("pandas") is None:
+            text = 'Benchmarks need the package pandas, which is not installed: pip install -e ".[benchmark]"'
+            raise UsageError(text)
+        from asyncrl.analysis.benchmark import session  # imports pandas
+
         start_loading_modules(process_context())
         benchmark = session.prepare(options)
         start_dropping_unread_output()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.algorithms import BUILT_IN
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
@@ -161,9 +162,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
     lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
-    if plan.num_remote_hosts > 0:
-        num_remote = plan.num_workers - plan.num_local_workers
-        environments += f", {num_remote} of the workers in {_count(plan.num_remote_hosts, 'pool')} on other machines"
+    if (remote := plan.remote).num_pools > 0:
+        environments += f", {remote.num_workers} of the workers in {_count(remote.num_pools, 'pool')} on other machines"
     if plan.num_agents > 1:
         environments += f", of {plan.num_agents} agents each"
     if plan.worker_num_splits > 1:
@@ -228,7 +228,7 @@ def format_networks(spec: EnvSpec, config: TrainConfig) -> str:
     own = [f"--{name}={getattr(config, name)}" for name in ("model", "encoder") if getattr(config, name) != "default"]
     if own or config.algorithm.name not in BUILT_IN:
         return f"{'networks:':<15} chosen by {own[0] if own else f'--algo={config.algo}'}"
-    perceptron = "networks of blocks" if config.is_off_policy and config.has_blocks else "a perceptron"
+    perceptron = critic_kind(config).network_name
     parts = dict.fromkeys(part for kind in spec.kinds for part in kind.observation.parts if part.kind != "mask")
     lines = []
     for part in parts:

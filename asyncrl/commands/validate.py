@@ -8,15 +8,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
-from asyncrl.cluster.traffic import Network
 from asyncrl.commands.console import format_networks, format_plan, format_settings, plan_as_data, print_findings
 from asyncrl.commands.runner import Command
+from asyncrl.commands.validation import Options
+from asyncrl.config import hooks
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import option, parse_options
+from asyncrl.config.flags import option, option_flags, parse_options
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.spec import TreeAction, mask_layout
@@ -24,7 +25,7 @@ from asyncrl.run import preflight
 from asyncrl.runtime.run_folder import find_saved_config
 
 
-class _Options(BaseModel):
+class _Options(Options):
     as_json: bool = option(False, "print one JSON object instead of text", flag="json")
     print_config: bool = option(False, "print each setting and where it came from")
     num_ranks: PositiveInt = option(
@@ -33,42 +34,33 @@ class _Options(BaseModel):
     num_local_ranks: PositiveInt | None = option(
         None, "ranks that torchrun will start on this machine, which share its memory [default all]"
     )
-    cluster_bandwidth_mbit: PositiveFloat | None = option(
-        None, "with --cluster: Mbit/s of this machine's network each way; shows what it can carry"
-    )
-    round_trip_ms: NonNegativeFloat = option(
-        0.0, "with --cluster: ms of a round trip in the network; with --worker_steps_per_s, shows what it costs"
-    )
-    worker_steps_per_s: PositiveFloat | None = option(
-        None, "with --cluster: environment steps a second of one worker; shows speed and bytes a second"
-    )
-    wanted_steps_per_s: PositiveFloat | None = option(
-        None, "with --cluster and --worker_steps_per_s: shows the pools that make so many environment steps a second"
-    )
 
-    @property
-    def network(self) -> Network:
-        """What is known of the network."""
-        return Network(
-            self.cluster_bandwidth_mbit, self.round_trip_ms, self.worker_steps_per_s, self.wanted_steps_per_s
-        )
+    def find_problems(self) -> Iterator[str]:
+        if self.num_ranks % (self.num_local_ranks or self.num_ranks):
+            yield (
+                f"--num_ranks={self.num_ranks} must be a multiple of --num_local_ranks={self.num_local_ranks}: every "
+                "machine runs the same number of ranks."
+            )
 
 
-class _Validate(Command[tuple[_Options, LoadedConfig]]):
+_Read = tuple[_Options, list[Options], LoadedConfig]
+
+
+class _Validate(Command[_Read]):
     """Its exit code is 0 if the run can start, and 1 if the environment raised."""
 
     usage = "python -m asyncrl.validate"
     description = "Check the settings of a training run and show what it would need. Takes the flags of training."
     examples = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
-    model = _Options
 
     def help(self, arguments: Sequence[str], page: str = "all") -> None:
         """`load` prints it, because an algorithm of the user's may have more settings."""
 
-    def read(self, arguments: Sequence[str]) -> tuple[_Options, LoadedConfig]:
+    def read(self, arguments: Sequence[str]) -> _Read:
+        features: list[type[Options]] = [hooks.load(place) for place in hooks.hooks("VALIDATION").values()]
         loaded = load(
             arguments,
-            self.flags(),
+            [flag for model in (_Options, *features) for flag in option_flags(model)],
             program=self.usage,
             description=self.description,
             examples=self.examples,
@@ -77,32 +69,26 @@ class _Validate(Command[tuple[_Options, LoadedConfig]]):
         )
         given = {name: value for name, value in loaded.cli.items() if value is not None}
         options, refused = parse_options(_Options, given)
-        if options is not None:
-            num_local_ranks = options.num_local_ranks or options.num_ranks
-            if options.num_ranks % num_local_ranks:
-                refused = [
-                    f"--num_ranks={options.num_ranks} must be a multiple of --num_local_ranks={num_local_ranks}: every "
-                    "machine runs the same number of ranks."
-                ]
-            if options.worker_steps_per_s is None and (
-                options.round_trip_ms > 0.0 or options.wanted_steps_per_s is not None
-            ):
-                refused = [*refused, "--round_trip_ms and --wanted_steps_per_s need --worker_steps_per_s."]
+        of_features = [parse_options(feature, given) for feature in features]
+        refused += [text for _, texts in of_features for text in texts]
+        parts = [part for part, _ in of_features if part is not None]
+        if options is not None and not refused:
+            refused = [text for part in (options, *parts) for text in part.find_problems()]
         if options is None or refused:
             raise UsageError(*refused)
-        return options, loaded
+        return options, parts, loaded
 
-    def run(self, options: tuple[_Options, LoadedConfig]) -> int:
+    def run(self, options: _Read) -> int:
         return _validate(*options)
 
 
-def _validate(options: _Options, loaded: LoadedConfig) -> int:
-    num_ranks, num_local_ranks = options.num_ranks, options.num_local_ranks or options.num_ranks
-    machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+def _validate(options: _Options, parts: Sequence[Options], loaded: LoadedConfig) -> int:
+    num_local_ranks = options.num_local_ranks or options.num_ranks
+    machine = dataclasses.replace(Machine.detect(), num_ranks=options.num_ranks, num_local_ranks=num_local_ranks)
     result = preflight.run(loaded, machine, checks_env=True, say=_say)
     loaded = result.loaded
     if options.as_json:
-        print(json.dumps(_as_data(loaded, result, options.print_config), indent=2))
+        print(json.dumps(_as_data(loaded, result, parts, options.print_config), indent=2))
         return result.exit_code
     if not result.problems:
         print(f"{'preset:':<15} {loaded.preset_sentence.removeprefix('preset ')}")
@@ -118,9 +104,8 @@ def _validate(options: _Options, loaded: LoadedConfig) -> int:
                 if isinstance(action, TreeAction):
                     print(f"{'action mask:':<15} {mask_layout(action)}")
         print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
-        if result.traffic is not None:
-            lines = result.traffic.describe(options.network)
-            print(*(f"{'network:':<15} {line}" for line in lines), sep="\n")
+        for title, line in (shown for part in parts for shown in part.lines(result)):
+            print(f"{title + ':':<15} {line}")
         if options.print_config:
             print(format_settings(loaded, result.plan))
         sys.stdout.flush()
@@ -134,7 +119,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _as_data(loaded: LoadedConfig, result: preflight.Preflight, with_config: bool) -> dict[str, object]:
+def _as_data(
+    loaded: LoadedConfig, result: preflight.Preflight, parts: Sequence[Options], with_config: bool
+) -> dict[str, object]:
     data: dict[str, object] = {
         "ok": result.exit_code == 0,
         "preset": loaded.preset,
@@ -143,7 +130,7 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight, with_config: boo
         "warnings": [dataclasses.asdict(warning) for warning in result.warnings],
         "environment_failure": result.environment_failure,
         "environment": None if result.spec is None else result.spec.to_data(),
-        "traffic": None if result.traffic is None else dataclasses.asdict(result.traffic),
+        **{name: value for part in parts for name, value in part.data(result).items()},
         "plan": None if result.problems else plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
     }
     if with_config and not result.problems:

@@ -19,48 +19,6 @@ if TYPE_CHECKING:
 
 _SAC_LEARNER = "asyncrl.learner.sac:SacLearner"
 
-_CRITICS: dict[str, dict[str, Any]] = {
-    "simba": {  # Lee et al. 2024 (arXiv:2410.09754), table 2 and their code
-        "residual_blocks": True,
-        "encoder_mlp_layers": [128],
-        "critic_mlp_layers": [128, 128],
-        "normalize_input": True,
-        "learning_rate": 1e-4,
-        "weight_decay": 0.01,
-        "initial_ent_coef": 0.01,
-        "target_entropy_per_dim": -0.5,
-        "initial_stddev": 0.018,
-    },
-    "simba_v2": {  # Lee et al. 2025 (arXiv:2502.15280) and their code
-        "residual_blocks": True,
-        "hyperspherical_weights": True,
-        "encoder_mlp_layers": [128],
-        "critic_mlp_layers": [96, 96],
-        "value_bins": 101,
-        "normalize_input": True,
-        "normalize_rewards": True,
-        "learning_rate": 1e-4,
-        "initial_ent_coef": 0.01,
-        "target_entropy_per_dim": -0.5,
-        "initial_stddev": 0.018,
-    },
-    "crossq": {  # Bhatt et al. 2024 (arXiv:1902.05605v4) and their code
-        "batch_renorm": True,
-        "use_target_critics": False,
-        "critic_mlp_layers": [512, 512],
-        "learning_rate": 1e-3,
-        "adam_beta1": 0.5,
-        "policy_delay": 3,
-    },
-}
-"""Critics of SAC, with widths for a CPU."""
-_CRITICS_ON_GPU: dict[str, dict[str, Any]] = {
-    "simba": {"critic_mlp_layers": [512, 512]},
-    "simba_v2": {"critic_mlp_layers": [512, 512]},
-    "crossq": {"critic_mlp_layers": [2048, 2048]},
-}
-"""The widths of the papers."""
-
 Function = Callable[..., Any] | str
 """A function, or where it is: `module:function`."""
 
@@ -76,8 +34,6 @@ class Algorithm:
         settings: subclass of `TrainConfig` that adds the algorithm's own settings; None if it has none.
         defaults: values of other settings, by name. Files and flags override them. They override presets, which were
             made for the algorithms of the package.
-        critics: values of other settings that a value of `critic` stands for. They override `defaults` and presets.
-        critics_on_gpu: values that override those where a GPU trains.
         loss: with trajectories, `loss(parameters, values, batch, distribution, config)`: the `LossMetrics` of a
             minibatch (`asyncrl.algorithms.losses`).
         array_policy_loss: an accelerator, `array_policy_loss(log_prob, old_log_prob, advantages, config)`: the policy
@@ -89,8 +45,8 @@ class Algorithm:
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
             of `asyncrl.learner.replay_learner.ReplayLearner`.
-        make_recurrent_learner: the same with `use_rnn`, for batches of `asyncrl.learner.sequence_sampler.Sequences`;
-            None if the algorithm learns from single steps only.
+        make_recurrent_learner: the same with `use_rnn`, for batches of sequences (`asyncrl.contrib.recurrent_replay`);
+            None if the algorithm learns from single steps only, or is SAC or TD3.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
             `SacActor`.
         squashes_actions: the model of `make_model` always squashes continuous actions to their bounds, as `SacActor`
@@ -105,8 +61,6 @@ class Algorithm:
     collects: Literal["trajectories", "replay"] = "trajectories"
     settings: type[TrainConfig] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    critics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    critics_on_gpu: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     loss: Function | None = None
     array_policy_loss: Function | None = None
     uses_ratio: bool = False
@@ -174,10 +128,7 @@ _algorithms = {
             collects="replay",
             # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
             defaults={**_OFF_POLICY, "batch_size": 256, "initial_stddev": 1.0},
-            critics=_CRITICS,
-            critics_on_gpu=_CRITICS_ON_GPU,
             make_learner=_SAC_LEARNER,
-            make_recurrent_learner="asyncrl.learner.recurrent:RecurrentSacLearner",
             runs_on_hogwild=True,
         ),
         Algorithm(
@@ -186,7 +137,6 @@ _algorithms = {
             # Fujimoto et al. 2018 (arXiv:1802.09477), with the sizes and the learning rate of SAC.
             defaults={**_OFF_POLICY, "batch_size": 256, "policy_delay": 2},
             make_learner="asyncrl.learner.td3:Td3Learner",
-            make_recurrent_learner="asyncrl.learner.recurrent:RecurrentTd3Learner",
             make_model="asyncrl.models.td3:DeterministicActor",
             squashes_actions=True,
             actions="continuous",

@@ -7,7 +7,6 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 
-from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError, make_problem
 from asyncrl.config.flags import divisor_near, multiples_as_flags, refused_value
 from asyncrl.config.hooks import hooks, load
@@ -17,7 +16,6 @@ from asyncrl.config.plan import (
     ResourcePlan,
 )
 from asyncrl.config.policy_checks import policy_problems
-from asyncrl.config.replay_checks import without_blocks
 from asyncrl.config.schema import TrainConfig
 
 
@@ -39,13 +37,11 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *_processor(plan, machine),
         *_learning(config, plan),
         *_critic_only_keys(config),
-        *(_state_dependent_exploration(config, plan) if config.use_sde else ()),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *policy_problems(config, plan),
         *_learning_of_policies(config, plan),
         *(problem for rule in hooks("RULES").values() for problem in load(rule)(config, plan)),
-        *(_cluster(config, plan) if plan.num_remote_hosts > 0 else ()),
     ]
 
 
@@ -97,8 +93,8 @@ def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
 
 def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     parts = {"num_workers": plan.num_local_workers, "num_inference_workers": plan.num_inference_workers}
-    if plan.num_remote_hosts > 0:
-        parts["num_remote_hosts"] = plan.num_remote_hosts  # each pool has a process here
+    if plan.remote.num_pools > 0:
+        parts[plan.remote.setting] = plan.remote.num_pools  # each pool has a process here
     count = sum(parts.values())
     if count > MOST_PROCESSES and not plan.serial_mode:
         text = (
@@ -208,32 +204,9 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
     if config.is_off_policy and config.algorithm.actions == "choice":
         text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
         yield make_problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
-    if config.is_off_policy and config.has_blocks:
-        text = "--critic_only_keys needs SAC's perceptrons, and there are networks of blocks."
-        yield make_problem("critic_only_keys critic", text, without_blocks(config))
 
 
-def _state_dependent_exploration(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    others = {
-        "algo": (config.algorithm.make_model is not None, f"--algo={config.algo}", "--algo=sac"),
-        "model": (config.model != "default", f"--model={config.model}", "--model=default"),
-        "critic": (config.is_off_policy and config.has_blocks, "networks of blocks", without_blocks(config)),
-        "adaptive_stddev": (config.adaptive_stddev, "--adaptive_stddev=True", "--adaptive_stddev=False"),
-        "exploration_noise": (
-            config.exploration_noise != "white",
-            f"--exploration_noise={config.exploration_noise}",
-            "--exploration_noise=white",
-        ),
-        "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym_vector"),
-        "num_policies": (config.num_policies > 1, f"--num_policies={config.num_policies}", "--num_policies=1"),
-    }
-    yield from _not_together("use_sde", "--use_sde=True", "--use_sde=False", others)
-    if config.sde_sample_freq == 0:
-        text = "--sde_sample_freq=0 is not possible: expected a number of steps, or -1 for noise that lasts an episode."
-        yield make_problem("sde_sample_freq", text, "--sde_sample_freq=1", "--sde_sample_freq=-1")
-
-
-def _not_together(setting: str, given: str, off: str, others: Mapping[str, tuple[bool, str, str]]) -> Iterator[Problem]:
+def not_together(setting: str, given: str, off: str, others: Mapping[str, tuple[bool, str, str]]) -> Iterator[Problem]:
     """The other settings that `given` excludes: whether each one is given, its flag, and one that would pass."""
     for name, (is_given, value, instead) in others.items():
         if is_given:
@@ -278,36 +251,3 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.max_learner_restarts > 0:
         text = "--max_learner_restarts restarts one learner, but several ranks must be restarted together."
         yield make_problem("max_learner_restarts", text, "torchrun --max-restarts")
-
-
-def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """What pools of rollout workers on other machines cannot do."""
-    given, off = "--cluster=ray", "--cluster=none"
-    others = {
-        "use_rnn": (
-            plan.replay is not None and config.use_rnn,
-            f"--use_rnn=True of --algo={config.algo}",
-            "--use_rnn=False",
-        ),
-        "hogwild_mode": (
-            plan.hogwild is not None and plan.hogwild.mode != "gradients",
-            f"--hogwild_mode={plan.hogwild.mode if plan.hogwild else ''}, whose workers share memory",
-            "--hogwild_mode=gradients",
-        ),
-        "device": (
-            plan.hogwild is not None and plan.device != "cpu",
-            f"--backend=hogwild --device={config.device}",
-            "--device=cpu",
-        ),
-        "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
-        "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),
-        "num_policies": (plan.num_policies > 1, f"--num_policies={plan.num_policies}", "--num_policies=1"),
-        "inference_mode": (config.inference_mode == "central", "--inference_mode=central", "--inference_mode=local"),
-    }
-    yield from _not_together("cluster", given, off, others)
-    if config.ray_address.startswith("ray://"):
-        text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
-        yield make_problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")
-    if isinstance(config.env, EnvMaker):
-        text = f"{given} needs an environment that other machines can import; {config.env} exists in this program only."
-        yield make_problem("cluster env", text, "--env=MODULE:function", off)

@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncrl.config.algorithms import BUILT_IN, find_algorithm
 from asyncrl.config.flags import format_value
+from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.sections.section import IS_SET
 
@@ -20,7 +21,7 @@ def conditions_of(name: str) -> Mapping[str, tuple[Any, ...]]:
     field = TrainConfig.model_fields.get(name)
     extra = None if field is None else field.json_schema_extra
     needs: Any = extra.get("needs") if isinstance(extra, dict) else None
-    return needs or {}
+    return {**(needs or {}), **hooks("NEEDS").get(name, {})}
 
 
 def missing_for(name: str, config: TrainConfig, inference_mode: str | None = None) -> str | None:

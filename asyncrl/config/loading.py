@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, known_names, spell_out
+from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, imported, known_names, spell_out
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.flags import (
     ExtraFlag,
@@ -27,6 +27,7 @@ from asyncrl.config.flags import (
     split_flags,
     unknown_name,
 )
+from asyncrl.config.hooks import hooks
 from asyncrl.config.machine import Machine
 from asyncrl.config.presets import Preset, preset_for, preset_names, read_preset
 from asyncrl.config.schema import NEEDED_BY_TENSORS, OF_ONE_START, TrainConfig
@@ -275,11 +276,11 @@ def _merge(
             layers.put(algorithm.defaults, f"default of {algorithm.name}", settings)
     if wanted.get("env_backend", layers.values.get("env_backend")) == "tensor":
         layers.put(NEEDED_BY_TENSORS, "env_backend tensor", settings)
-    critic = str(wanted.get("critic", "mlp"))
-    if critic in algorithm.critics and critic != before.critic:
-        layers.put(algorithm.critics[critic], f"critic {critic}", settings)
-        if _trains_on_gpu(wanted):
-            layers.put(algorithm.critics_on_gpu.get(critic, {}), f"critic {critic}", settings)
+    for name, values_of in hooks("VALUE_SETS").items():
+        value = wanted.get(name)
+        if value is not None and value != getattr(before, name):
+            meant = imported(values_of)(str(value), algorithm, _trains_on_gpu(wanted))
+            layers.put(meant, f"{name} {value}", settings)
     for origin, values in given.items():
         layers.put(values, origin, settings)
     config = _validate(layers, config_type)

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.machine import Machine
+from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
 from asyncrl.config.replay_kinds import PLAIN, ReplayKind, replay_kind
 
 if TYPE_CHECKING:  # roles that only read a plan need no pydantic
@@ -23,11 +25,9 @@ _FLOPS_FOR_A_THREAD = 3e8  # of a minibatch, forward and backward: a few millise
 _FLOPS_OF_CONVOLUTIONS = 2e7  # of one forward pass over a screen of 84 x 84
 _WORK_TO_TAKE_A_CORE = 4
 _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
-_WEIGHTS_OF_A_BLOCK = 8  # residual block: two layers, between its width and four times that
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
-_OFF_POLICY_RECURRENCE = 16
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 _ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
@@ -90,10 +90,10 @@ class HogwildPlan:
         return self.num_epochs * self.num_batches_per_epoch
 
 
-def most_gradients_to_combine(num_workers: int, num_workers_per_remote_host: int) -> int:
+def most_gradients_to_combine(num_workers: int, workers_per_pool: int) -> int:
     """The largest number that is still there while one worker hangs, or one of several pools is gone."""
-    has_others = 1 < num_workers_per_remote_host < num_workers
-    return PLACES_OF_A_WORKER * max(1, num_workers - (num_workers_per_remote_host if has_others else 1))
+    has_others = 1 < workers_per_pool < num_workers
+    return PLACES_OF_A_WORKER * max(1, num_workers - (workers_per_pool if has_others else 1))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class ResourcePlan:
         train_for_env_steps, train_for_seconds: limits of the whole run.
         rnn_state_size: size of one environment's recurrent state, of actor and critic together, with a replay of the
             actor alone; 0 without one.
-        recurrence: steps of one training sequence; divides `rollout`, or with a replay `batch_size`.
+        recurrence: steps of one training sequence of trajectories; divides `rollout`.
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
@@ -125,10 +125,7 @@ class ResourcePlan:
         num_agents: agents of each environment.
         num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
         num_opponents: frozen policies that play and never train, at most.
-        num_remote_hosts: pools of rollout workers on other machines.
-        num_workers_per_remote_host: rollout workers of each pool.
-        remote_slots_in_flight: slots that each split of a pool holds at a time in async.
-        remote_rows_in_flight: rows of a replay that each split of a pool may make before the learner has them.
+        remote: rollout workers on other machines.
     """
 
     device: str
@@ -163,20 +160,17 @@ class ResourcePlan:
     num_agents: int = 1
     num_policies: int = 1
     num_opponents: int = 0
-    num_remote_hosts: int = 0
-    num_workers_per_remote_host: int = 0
-    remote_slots_in_flight: int = 1
-    remote_rows_in_flight: int = 1
+    remote: RemoteWorkers = NO_REMOTE_WORKERS
 
     @property
     def num_local_workers(self) -> int:
         """Rollout workers on the learner's machine."""
-        return self.num_workers - self.num_remote_hosts * self.num_workers_per_remote_host
+        return self.num_workers - self.remote.num_workers
 
-    def workers_of_host(self, host_idx: int) -> range:
+    def workers_of_pool(self, pool_idx: int) -> range:
         """Indices of the rollout workers of one pool."""
-        first = self.num_local_workers + host_idx * self.num_workers_per_remote_host
-        return range(first, first + self.num_workers_per_remote_host)
+        first = self.num_local_workers + pool_idx * self.remote.workers_per_pool
+        return range(first, first + self.remote.workers_per_pool)
 
     @property
     def sends_gradients(self) -> bool:
@@ -189,12 +183,10 @@ class ResourcePlan:
         return self.num_local_workers * self.worker_num_splits
 
     @property
-    def num_slots_ahead(self) -> int:
-        """Async: slots that remote splits are granted in addition to the one that each split fills."""
-        if not self.async_rl or self.fixed_lag:
-            return 0
-        num_remote_splits = (self.num_workers - self.num_local_workers) * self.worker_num_splits
-        return num_remote_splits * (self.remote_slots_in_flight - 1)
+    def first_splits(self) -> list[int]:
+        """Async: the splits that are granted the first slots, in this order; remote ones hold several at a time."""
+        remote_splits = range(self.num_local_splits, self.num_splits)
+        return [*range(self.num_splits), *(self.remote.slots_in_flight - 1) * [*remote_splits]]
 
     @property
     def has_slot_pools(self) -> bool:
@@ -264,9 +256,7 @@ class ResourcePlan:
             return math.ceil(self.slots_per_dataset)
         if self.fixed_lag:  # one dataset is trained while the other is collected
             return 2 * math.ceil(self.slots_per_dataset)
-        return (
-            math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits + self.num_slots_ahead
-        )
+        return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + len(self.first_splits)
 
     @property
     def updates_per_dataset(self) -> int:
@@ -343,7 +333,7 @@ class ResourcePlan:
         return dataclasses.replace(
             self,
             num_workers=1,
-            num_remote_hosts=0,
+            remote=NO_REMOTE_WORKERS,
             worker_num_splits=1,
             async_rl=False,
             batch_size=self.num_envs_per_worker * self.rollout,
@@ -357,7 +347,7 @@ class ResourcePlan:
         """Processes of this machine that compute, including the runner; each pool has one here."""
         if self.serial_mode:
             return 1
-        return 2 + self.num_local_workers + self.num_inference_workers + self.num_remote_hosts
+        return 2 + self.num_local_workers + self.num_inference_workers + self.remote.num_pools
 
     @property
     def num_threads(self) -> int:
@@ -392,14 +382,11 @@ def resolve(
     if num_inference_workers == "auto":
         num_inference_workers = len(inference_devices)
     num_cores = 1 if config.actor_critic_share_weights or config.is_off_policy else 2
-    auto_recurrence = _OFF_POLICY_RECURRENCE if config.is_off_policy else config.rollout
-    recurrence = auto_recurrence if config.recurrence == "auto" else config.recurrence
     unit = 1
     if inference_mode == "central":
         unit = 2 if config.worker_num_splits == "auto" else config.worker_num_splits
-    num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
-    num_remote = num_remote_hosts * config.num_workers_per_remote_host
-    num_workers, num_envs = _workers_and_envs(config, cores, unit, num_agents, num_remote)
+    remote = config.remote_workers
+    num_workers, num_envs = _workers_and_envs(config, cores, unit, num_agents)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
@@ -415,7 +402,7 @@ def resolve(
         worker_num_splits=num_splits,
         num_inference_workers=num_inference_workers if inference_mode == "central" else 0,
         inference_devices=inference_devices if inference_mode == "central" else (),
-        learner_threads=_learner_threads(config, cores, num_workers - num_remote, observes_images),
+        learner_threads=_learner_threads(config, cores, num_workers - remote.num_workers, observes_images),
         cores=cores,
         num_ranks=machine.num_ranks,
         num_local_ranks=machine.num_local_ranks,
@@ -429,18 +416,15 @@ def resolve(
         train_for_env_steps=config.train_for_env_steps,
         train_for_seconds=config.train_for_seconds,
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
-        recurrence=recurrence,
-        replay=_replay(config, num_workers * num_envs, recurrence),
+        recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
+        replay=_replay(config, num_workers * num_envs),
         hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",
         num_eval_envs=_num_eval_envs(config),
         num_agents=num_agents,
         num_policies=config.num_policies,
         num_opponents=0 if config.opponents is None else config.opponents.most,
-        num_remote_hosts=num_remote_hosts,
-        num_workers_per_remote_host=config.num_workers_per_remote_host if num_remote_hosts > 0 else 0,
-        remote_slots_in_flight=config.remote_slots_in_flight if num_remote_hosts > 0 else 1,
-        remote_rows_in_flight=config.remote_rows_in_flight if num_remote_hosts > 0 and config.async_rl else 1,
+        remote=remote,
     )
 
 
@@ -469,18 +453,18 @@ def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tupl
     if config.num_gradients_to_combine != "auto":
         count = config.num_gradients_to_combine
     else:
-        of_a_pool = 0 if config.cluster == "none" else config.num_workers_per_remote_host
-        count = min(num_workers, most_gradients_to_combine(num_workers, of_a_pool))
+        count = min(num_workers, most_gradients_to_combine(num_workers, config.remote_workers.workers_per_pool))
     if not config.algorithm.uses_ratio:
         return HogwildPlan(mode, count, devices=devices)
     num_batches = max(1, num_envs * config.rollout // config.batch_size)
     return HogwildPlan(mode, count, config.num_epochs, num_batches, devices)
 
 
-def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan | None:
+def _replay(config: TrainConfig, num_envs: int) -> ReplayPlan | None:
     if not config.is_off_policy:
         return None
-    rows = config.burn_in + recurrence + 1 if config.use_rnn else config.n_step + 1
+    kind = replay_kind(config)
+    rows = kind.rows_of_sample or config.n_step + 1
     tolerance = config.replay_ratio_tolerance if config.async_rl and not config.serial_mode else 0.0
     return ReplayPlan(
         config.replay_size,
@@ -488,7 +472,7 @@ def _replay(config: TrainConfig, num_envs: int, recurrence: int) -> ReplayPlan |
         config.updates_per_env_step,
         tolerance,
         is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,
-        kind=replay_kind(config),
+        kind=kind,
     )
 
 
@@ -496,7 +480,7 @@ def _inference_mode(config: TrainConfig, devices: Sequence[str]) -> InferenceMod
     if (
         config.serial_mode
         or config.backend == "hogwild"
-        or (config.cluster != "none" and config.inference_mode == "auto")
+        or (config.remote_workers.num_pools > 0 and config.inference_mode == "auto")
     ):
         return "local"
     if config.inference_mode == "auto":
@@ -534,21 +518,21 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
     num_weights = sum(num_in * num_out for num_in, num_out in zip([*widths[:1], *widths[:-1]], widths, strict=True))
-    if config.is_off_policy and config.residual_blocks:
-        num_weights = sum(_WEIGHTS_OF_A_BLOCK * width * width for width in widths)
+    if (block_weights := critic_kind(config).block_weights) is not None:
+        num_weights = sum(block_weights * width * width for width in widths)
     of_one_pass = 2 * num_weights + (_FLOPS_OF_CONVOLUTIONS if observes_images else 0)
     return round(passes * config.batch_size * of_one_pass / flops)
 
 
-def _workers_and_envs(config: TrainConfig, cores: int, unit: int, num_agents: int, num_remote: int) -> tuple[int, int]:
+def _workers_and_envs(config: TrainConfig, cores: int, unit: int, num_agents: int) -> tuple[int, int]:
     """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
-    In off-policy learning the learner needs the time, so only a quarter of the cores get workers. With `num_remote`
-    workers on other machines this machine has those that the user asks for. Each worker has a multiple of `unit`
-    environments where that is possible.
+    In off-policy learning the learner needs the time, so only a quarter of the cores get workers. With workers on other
+    machines this machine has those that the user asks for. Each worker has a multiple of `unit` environments where that
+    is possible.
     """
     num_workers, num_envs = config.num_workers, config.num_envs_per_worker
-    if num_remote > 0:
+    if (num_remote := config.remote_workers.num_workers) > 0:
         num_workers = num_remote + (0 if num_workers == "auto" else num_workers)
     most = 1 if config.serial_mode else cores
     if config.backend == "hogwild":

@@ -15,7 +15,7 @@ OF_ONE_POLICY = ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkp
 """Settings of runs that train one policy, alone."""
 _OF_ALL_POLICIES = (
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels", "image_keys"),
-    *("action_unit", "squash_actions", "use_sde"),
+    *("action_unit", "squash_actions"),
 )
 """Settings of learning and of the model that a policy cannot have for itself: all share rows, and how workers act."""
 

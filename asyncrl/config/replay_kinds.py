@@ -5,7 +5,8 @@ This module imports no torch. So a record names its functions and classes as tex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asyncrl.config.hooks import hooks, load
@@ -25,8 +26,11 @@ class ReplayKind:
         stripes: subclass of `asyncrl.buffers.replay.ReplayStripes`, which has these arrays.
         env_group: subclass of `asyncrl.rollout.env_group.EnvGroup`, the single environments of a split.
         sink: subclass of `asyncrl.rollout.sinks.StripeSink`, which writes rows of such a group.
-        sampler: function of the stripes, the layout of observations and the other arguments of
+        rows_of_sample: consecutive rows that a sample needs; None for a transition of `n_step`.
+        sampler: function of the stripes, the layout of observations, `sampler_arguments` and the other arguments of
             `asyncrl.learner.replay_sampler.ReplaySampler` to the sampler; None for a sampler of the core.
+        sampler_arguments: numbers that only this sampler takes, by name.
+        learner: makes the learner in place of the algorithm's, from the arguments of `Algorithm.make_learner`.
         find_problems: function of settings and the environment's spec to the problems of a run.
         examine: function of the environment, its spec, its id and a function that is told which method is called next,
             to sentences for the user; it may step the environment.
@@ -37,7 +41,10 @@ class ReplayKind:
     stripes: str = "asyncrl.buffers.replay:ReplayStripes"
     env_group: str = "asyncrl.rollout.env_group:EnvGroup"
     sink: str = "asyncrl.rollout.sinks:StripeSink"
+    rows_of_sample: int | None = None
     sampler: str | None = None
+    sampler_arguments: Mapping[str, int] = field(default_factory=dict)
+    learner: str | None = None
     find_problems: str | None = None
     examine: str | None = None
 

@@ -14,7 +14,6 @@ from pydantic import ModelWrapValidatorHandler, ValidationError, model_validator
 from asyncrl.config.algorithms import Algorithm, find_algorithm, spell_out
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.hooks import hooks, load
-from asyncrl.config.sections.cluster import ClusterSettings
 from asyncrl.config.sections.dqn import DqnSettings
 from asyncrl.config.sections.evaluation import EvaluationSettings
 from asyncrl.config.sections.failures import FailureSettings
@@ -70,7 +69,6 @@ class TrainConfig(
     PpoSettings,
     TrajectorySettings,
     LearningSettings,
-    ClusterSettings,
     RoleSettings,
     EvaluationSettings,
     RunSettings,
@@ -175,11 +173,6 @@ class TrainConfig(
     def rnn_state_size_of_core(self) -> int:
         """Size of the recurrent state of one environment in one recurrent core."""
         return self.rnn_size * self.rnn_num_layers * (2 if self.rnn_type == "lstm" else 1)
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether SAC's networks have other hidden layers than those of a perceptron."""
-        return self.residual_blocks or self.hyperspherical_weights or self.batch_renorm
 
     @property
     def squashes(self) -> bool:

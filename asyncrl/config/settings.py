@@ -27,7 +27,6 @@ SECTION_TITLES = {
     "folder": "the run's folder",
     "evaluation": "evaluation during training",
     "roles": "how the roles work together",
-    "cluster": "rollout workers on other machines",
     "samples": "samples",
     "learning": "learning",
     "algorithm": "the algorithm's own settings",

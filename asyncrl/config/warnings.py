@@ -63,14 +63,6 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
         if is_own and config.prioritized_replay and not plan.replay.is_prioritized:
             text = f"--prioritized_replay=True has no effect: the learner of --algo={config.algo} sets no priorities."
             yield make_problem("prioritized_replay algo", text, "--algo=dqn")
-        is_default = config.value_limit == TrainConfig.model_fields["value_limit"].default
-        if config.value_bins is not None and not config.normalize_rewards and is_default:
-            text = (
-                f"The bins of --value_bins={config.value_bins} end at returns of {config.value_limit:g} "
-                "(--value_limit), and larger ones are clipped."
-            )
-            fitting = ("--normalize_rewards=True", "--value_limit=LARGEST_RETURN")
-            yield make_problem("value_bins value_limit normalize_rewards", text, *fitting)
         if plan.replay.warmup_env_steps >= plan.train_for_env_steps // plan.num_ranks:
             steps, ranks = plan.train_for_env_steps, plan.num_ranks
             of_each = f" / {ranks} ranks = {steps // ranks}" if ranks > 1 else ""

@@ -119,6 +119,7 @@ class OnPolicyLearner:
         self.policy_version = self.skipped_steps = self.versions_left_out = 0
         self.notice: str | None = None
         self._config, self.device = config, device
+        self._uses_ratio = config.algorithm.uses_ratio
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
         self._gradient = self._flat.require_grad()
         self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
@@ -235,7 +236,7 @@ class OnPolicyLearner:
     def _prepare(self, dataset: Dataset) -> _Update:
         """Turns the valid rows of a dataset into samples and updates the statistics with them."""
         config, outputs, statistics = self._config, self._outputs, self._statistics
-        recurrence, uses_ratio = outputs.recurrence, config.algorithm.uses_ratio
+        recurrence, uses_ratio = outputs.recurrence, self._uses_ratio
         # Drop invalid rows (recurrent policies: after the RNN pass), so that no loss and no statistic reads them.
         valid = dataset.valid_rows()
         rows = torch.arange(dataset.valid.numel(), device=self.device) if recurrence else valid

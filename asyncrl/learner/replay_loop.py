@@ -13,22 +13,18 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayStripes
-from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler, importance_exponent
-from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.learner.worker import WeightsPublisher
+from asyncrl.learner.worker import LearnerContext, WeightsPublisher
 from asyncrl.monitoring.reports import (
     LearnerReport,
     Phase,
-    PhaseTimer,
     ReplayMetrics,
     SampleAges,
     UpdateMetrics,
@@ -53,12 +49,9 @@ class ReplayLoop:
         publisher: WeightsPublisher,
         waker: Waker | None,
         workers: Sequence[Waker],
-        control: RunControl,
-        config: TrainConfig,
-        phases: PhaseTimer,
+        context: LearnerContext,
         first_env_steps: int = 0,
         threads: ThreadChoice | None = None,
-        agreement: RankConsensus | None = None,
         most_env_steps: int | None = None,
         return_scale: ReturnScale | None = None,
     ) -> None:
@@ -69,7 +62,8 @@ class ReplayLoop:
         the number of steps that this process collects, None for all that are left. With `threads` the number of threads
         of an update is chosen by measurement; with `return_scale` rewards are divided by its divisor.
         """
-        self._agreement = agreement or RankConsensus(Ranks())
+        config, control = context.config, context.control
+        self._agreement = context.agreement
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner
@@ -82,7 +76,7 @@ class ReplayLoop:
         self._workers = workers
         self._control = control
         self._config = config
-        self._phases = phases
+        self._phases = context.phases
         self._threads = threads
         self._return_scale = return_scale
         self._block = torch.empty(learner.block_size, device=learner.device)

@@ -19,7 +19,7 @@ class ReturnScale:
     """Statistics of the discounted sum of rewards since an episode's start, of each step of all ranks' workers.
 
     The deviation is that of Gymnasium's `NormalizeReward` without its floor of 0.0001; with `limit` no such sum is
-    divided by so little that it exceeds the limit (SimbaV2, arXiv:2502.15280). The learner reads the rewards from the
+    divided by so little that it exceeds the limit. The learner reads the rewards from the
     replay in the order of their rows. Steps that workers overwrite before are left out, and the sums begin again with 0
     when a run is resumed.
     """

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.distributional_sac import DistributionalSac
-from asyncrl.algorithms.off_policy import CRITIC_FIGURES, Steps, Transitions
+from asyncrl.algorithms.off_policy import CRITIC_FIGURES, Transitions
 from asyncrl.algorithms.sac import ACTOR_FIGURES, Sac
+from asyncrl.config.critic_kinds import PLAIN, critic_kind
+from asyncrl.config.hooks import load
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import perceptrons_of
@@ -30,10 +31,10 @@ class SacLearner(ReplayLearner):
     """Owns actor, critics, target critics and the entropy coefficient.
 
     Attributes:
-        algorithm_type: makes the update of critics without bins; a subclass may have another one.
+        algorithm_type: makes the update of plain critics; a subclass may have another one.
         algorithm: the update.
         critic: the critics.
-        target_critic: the target critics; None with `--use_target_critics=False`.
+        target_critic: the target critics; None without any (`CriticKind.has_target_critics`).
     """
 
     algorithm_type: type[Sac] = Sac
@@ -49,18 +50,16 @@ class SacLearner(ReplayLearner):
         """Starts with the weights of the actor and new critics, on `device`; `storage` allocates their memory."""
         super().__init__(actor, config, device, storage := storage or ParameterStore())
         self.critic = actor.make_critic(spec, config).to(actor.statistics)
-        self.target_critic = copy.deepcopy(self.critic) if config.use_target_critics else None
-        has_bins = getattr(self.critic, "support", None) is not None
-        initial = config.initial_ent_coef
-        if initial == "auto":
-            initial = 1.0 if config.value_bins is None else 0.01
+        kind = critic_kind(config)
+        self.target_critic = copy.deepcopy(self.critic) if kind.has_target_critics else None
+        initial = kind.initial_ent_coef if config.initial_ent_coef == "auto" else config.initial_ent_coef
         ent_coef = initial if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=actor.statistics.dtype, device=device)
         log_ent_coef = storage.allocate(LOG_ENT_COEF, log_ent_coef)
         gradient = torch.zeros_like(log_ent_coef)
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
-        has_plain_critics = isinstance(self.critic, TwinCritic) and not has_bins and config.num_critics == 2
-        has_passes = actor.has_passes and has_plain_critics and self.target_critic is not None
+        has_plain_critics = isinstance(self.critic, TwinCritic) and kind == PLAIN and config.num_critics == 2
+        has_passes = actor.has_passes and has_plain_critics
         perceptrons = perceptrons_of(actor.mlp, self.critic.mlp) if has_passes else None
         actor_mlp, critic_mlp = perceptrons or (None, None)
         adapted = {LOG_ENT_COEF: (log_ent_coef, gradient)} if config.ent_coef == "auto" else {}
@@ -69,7 +68,9 @@ class SacLearner(ReplayLearner):
         targets = []
         if self.target_critic is not None:
             targets.append(self._make_target(TARGET_CRITIC, self.target_critic, critic_mlp, self._critic))
-        self.algorithm = (DistributionalSac if has_bins else self.algorithm_type)(
+        self._steps_type = load(kind.steps)
+        make_algorithm = self.algorithm_type if kind.update is None else load(kind.update)
+        self.algorithm: Sac = make_algorithm(
             config,
             self.model,
             self.critic,
@@ -104,5 +105,5 @@ class SacLearner(ReplayLearner):
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> tuple[Tensor, Tensor | None]:
         num_fields = len(Transitions._fields)
         batch, (noise, *pair) = Transitions(*inputs[:num_fields]), inputs[num_fields:]
-        steps = Steps(batch, batch.later_obs, self.model, self.in_reduced_precision, *pair)
+        steps = self._steps_type(batch, batch.later_obs, self.model, self.in_reduced_precision, *pair)
         return self.algorithm.update(steps, noise, trains_actor)

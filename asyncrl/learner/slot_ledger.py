@@ -48,10 +48,7 @@ class SlotLedger:
         self._copies = copies
         self._plan = plan
         self._free: deque[int] = deque(range(slots.num_slots))
-        self._waiting_splits: deque[int] = deque(range(plan.num_splits))
-        if plan.num_slots_ahead > 0:
-            remote_splits = range(plan.num_local_splits, plan.num_splits)
-            self._waiting_splits.extend([*remote_splits] * (plan.remote_slots_in_flight - 1))
+        self._waiting_splits: deque[int] = deque(plan.first_splits)
         self.ready: deque[int] = deque()
         self.dropped_samples = 0
         self._next_column = 0

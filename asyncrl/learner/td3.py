@@ -16,7 +16,6 @@ from asyncrl.learner.fast.layers import perceptrons_of
 from asyncrl.learner.fast.td3_passes import Td3Passes
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import ReplayLearner
-from asyncrl.models.sac import TwinCritic
 from asyncrl.models.td3 import DeterministicActor
 from asyncrl.monitoring.reports import Td3Metrics
 
@@ -47,8 +46,7 @@ class Td3Learner(ReplayLearner):
         self.critic = actor.make_critic(spec, config).to(actor.statistics)
         self.target_actor, self.target_critic = copy.deepcopy(self.model), copy.deepcopy(self.critic)
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
-        has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
-        perceptrons = perceptrons_of(actor.mlp, self.critic.mlp) if has_passes else None
+        perceptrons = perceptrons_of(actor.mlp, self.critic.mlp) if actor.has_passes else None
         actor_mlp, critic_mlp = perceptrons or (None, None)
         self._actor = self._make_trained(_ACTOR, self.model, actor_mlp, ACTOR_FIGURES)
         self._critic = self._make_trained(_CRITIC, self.critic, critic_mlp, CRITIC_FIGURES)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.fast.layers import LayerCopy
 from asyncrl.learner.optimizer import ParameterStore, clip_gradient
-from asyncrl.models.block_network import BatchRenorm, UnitLinear
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
+from asyncrl.models.stepped_layer import SteppedLayer
 
 
 class TrainedNetwork:
@@ -67,11 +67,10 @@ class TrainedNetwork:
         self._trainable = [each for each in module.parameters() if each.requires_grad]
         self._learning_rate = learning_rate
         self.max_grad_norm = config.max_grad_norm
-        self._unit_layers = [layer for layer in module.modules() if isinstance(layer, UnitLinear)]
-        self._renorms = [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
+        self._stepped = [layer for layer in module.modules() if isinstance(layer, SteppedLayer)]
         self._weight_decay = config.weight_decay
-        kept = {id(each) for layer in self._renorms for each in layer.statistics}
-        kept.add(id(getattr(module, "log_std", None)))  # deviations of noise matrices are no weights
+        kept = {id(each) for layer in self._stepped for each in layer.statistics}
+        kept |= {id(each) for each in getattr(module, "undecayed", ())}  # parameters that are not weights
         decayed = [each.data for each in self._trainable if id(each) not in kept]
         self._decayed = decayed if self._weight_decay else []
         self._ranks = storage.ranks
@@ -100,7 +99,7 @@ class TrainedNetwork:
             flat, copied = self._weight_gradients.hidden
             flat.copy_(copied)
         if self._ranks.num_ranks > 1:
-            moments = [each for layer in self._renorms for each in layer.batch_moments]
+            moments = [each for layer in self._stepped for each in layer.batch_moments]
             self._ranks.average([*self._gradients, *moments, figures])
         norm = clip_gradient(self._gradient, self.max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
@@ -109,10 +108,8 @@ class TrainedNetwork:
             factor = 1.0 - is_skipped.logical_not() * (self._learning_rate * self._weight_decay)
             torch._foreach_mul_(self._decayed, factor.to(figures.dtype))
         self._optimizer.step(self._learning_rate, is_skipped.float())
-        for unit_layer in self._unit_layers:
-            unit_layer.project()
-        for renorm in self._renorms:
-            renorm.update_statistics(is_skipped)
+        for layer in self._stepped:
+            layer.after_step(is_skipped)
         if self.weights is not None:
             self.weights.refresh()
         return figures

@@ -18,8 +18,8 @@ from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.cuda_graph import Compile
-from asyncrl.models.device_acting import DeviceActor, Part, answer_of
-from asyncrl.models.exploration import Exploration, StateDependentExploration
+from asyncrl.models.device_acting import DeviceActor, Part
+from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import ActingModel
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.sac import SacActor
@@ -51,7 +51,7 @@ class ActingPolicy:
         seed: int,
         phases: PhaseTimer | None = None,
         compile: Compile = "auto",
-        exploration: Exploration | StateDependentExploration | None = None,
+        exploration: Exploration | None = None,
     ) -> None:
         self.model = model.to(device).eval()
         self._flat = FlatParameters(self.model, with_grad=False)
@@ -183,10 +183,9 @@ def _act_on_host(model: ActingModel, seed: int) -> Act:
     if model.runs_in_arrays:
         return ArrayPolicy(model, seed).act
     generator = torch.Generator().manual_seed(seed)
-    run = getattr(model, "act_with_features", model.act)
 
     def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
-        result = run(torch.from_numpy(obs), generator, torch.from_numpy(state))
-        return answer_of(model, [tensor.numpy() for tensor in result])
+        result = model.act_in_training(torch.from_numpy(obs), generator, torch.from_numpy(state))
+        return ActorOutput(**{name: tensor.numpy() for name, tensor in result.items()})
 
     return _in_eval_mode(model, act)

@@ -11,13 +11,20 @@ from torch.nn.functional import linear
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.arrays import (
+    ArrayCritic,
+    ArrayNetworks,
+    ParametersOf,
+    array_of,
+    encoder_of,
+    has_perceptron,
+    weights_of,
+)
 from asyncrl.models.cores import RecurrentCore, unrolled
 from asyncrl.models.distributions import ActionDistribution, make_distribution
 from asyncrl.models.encoders import (
     Inputs,
     Layers,
-    ObservationEncoder,
-    PartialEncoder,
     initialize_orthogonal,
     layers_of,
     split_tensor,
@@ -119,16 +126,34 @@ class ActorCritic(NormalizedModel):
         self.return_mean, self.return_std = self.statistics[-2:-1], self.statistics[-1:]
 
     @property
-    def runs_in_arrays(self) -> bool:
-        """Whether `ArrayPolicy` can act with it: perceptrons over numbers, without a recurrent core."""
+    def has_passes(self) -> bool:
+        """Whether hand-written passes can train it: it is of this class, and has perceptrons only."""
         return type(self) is ActorCritic and self._has_perceptrons
+
+    @property
+    def runs_in_arrays(self) -> bool:
+        """Whether `ArrayPolicy` can act with it."""
+        return self.has_passes
 
     @property
     def _has_perceptrons(self) -> bool:
         encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
-        kinds = (ObservationEncoder, PartialEncoder)
-        are_known = all(type(encoder) in kinds and encoder.perceptron is not None for encoder in encoders)
-        return are_known and not self._state_sizes
+        return all(map(has_perceptron, encoders)) and not self._state_sizes
+
+    def array_networks(self) -> ArrayNetworks:
+        """Views of the networks, for `ArrayPolicy`."""
+        policy_head, value_head = weights_of(self.heads)
+        encoder = None if self.critic is None else encoder_of(self.critic)
+        critic = ArrayCritic(encoder, value_head, array_of(self.return_mean), array_of(self.return_std))
+        return ArrayNetworks(encoder_of(self.actor), policy_head, self._make_parameters_of(), critic)
+
+    def _make_parameters_of(self) -> ParametersOf:
+        log_std = None if self.log_std is None else array_of(self.log_std)
+        layout, to_parameters = self.layout, self.distribution.parameter_arrays_of
+        if not layout.num_mask:
+            return lambda outputs, features, obs: to_parameters(outputs, log_std)
+        mask = slice(layout.num_features, layout.num_floats)
+        return lambda outputs, features, obs: to_parameters(outputs, log_std, obs[:, mask])
 
     def inputs_of(self, rows: Tensor, normalize: bool = True) -> Inputs:
         """Inputs of the networks from raw rows `[B, row_size]`."""

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import CLIP, FloatArray, array_of, encoder_of, weights_of
+from asyncrl.models.array_policy import CLIP
+from asyncrl.models.arrays import FloatArray, array_of, encoder_of, weights_of
 from asyncrl.models.distributions import Joint
 
 Parts = Sequence[tuple[int, slice]]
@@ -54,7 +55,7 @@ class ArrayPolicies:
     @staticmethod
     def can_run(models: Sequence[ActorCritic]) -> bool:
         """Whether these models are on the CPU and have the same spaces and one architecture that NumPy can run."""
-        if not all(model.runs_in_arrays and model.statistics.device.type == "cpu" for model in models):
+        if not all(model.has_passes and model.statistics.device.type == "cpu" for model in models):
             return False
         return len({_architecture(model) for model in models}) == 1
 

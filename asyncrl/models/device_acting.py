@@ -18,22 +18,14 @@ from torch import Tensor
 
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.pinning import host_buffer
-from asyncrl.models.actor_critic import ActResult
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
 from asyncrl.models.factory import ActingModel
-from asyncrl.models.sac import SacActor, SacActResult
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 log = logging.getLogger(__name__)
 
 Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """Observations `[E, row_size]` of a split, and the recurrent states `[E, S]` before them."""
-
-
-def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActorOutput:
-    """Names the arrays of a model's `act` or `act_with_features`."""
-    names = SacActResult._fields if isinstance(model, SacActor) else ActResult._fields
-    return ActorOutput(**dict(zip((*names, "features"), arrays, strict=False)))
 
 
 class DeviceActor:
@@ -79,23 +71,22 @@ class DeviceActor:
             another = derive_seed(self._seed, Stream.SECOND_ATTEMPT)
             self._generator = torch.Generator(device=self._device).manual_seed(another)
             arrays = self._batch.run()
-        return answer_of(self._model, [array[: len(obs)] for array in arrays])
+        return ActorOutput(**{name: array[: len(obs)] for name, array in arrays.items()})
 
     def pop_warning(self) -> str | None:
         """A warning for the user about how batches run, once."""
         warning, self._warning = self._warning, None
         return warning
 
-    def _run(self, obs: Tensor, state: Tensor) -> list[Tensor]:
-        act = getattr(self._model, "act_with_features", self._model.act)
-        return [*act(obs, self._generator, state)]
+    def _run(self, obs: Tensor, state: Tensor) -> dict[str, Tensor]:
+        return self._model.act_in_training(obs, self._generator, state)
 
 
 class _Batch:
     """Buffers for one batch size."""
 
     def __init__(
-        self, run: Callable[[Tensor, Tensor], list[Tensor]], size: int, fields: Part, device: torch.device
+        self, run: Callable[[Tensor, Tensor], dict[str, Tensor]], size: int, fields: Part, device: torch.device
     ) -> None:
         shapes = [((size, *field.shape[1:]), torch.from_numpy(field[:0]).dtype) for field in fields]
         self._host_inputs = [host_buffer(shape, dtype, device) for shape, dtype in shapes]
@@ -104,9 +95,9 @@ class _Batch:
         self._device = device
         self._run = run
         self._call: Callable[[], Tensor] = self._run_and_pack
-        self._layout: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self._layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self._host_output: Tensor | None = None
-        self._results: list[npt.NDArray[Any]] = []
+        self._results: dict[str, npt.NDArray[Any]] = {}
 
     def make_graph(self, generator: torch.Generator) -> None:
         self._call = GraphedFunction(self._run_and_pack, self._device, generator)
@@ -114,17 +105,17 @@ class _Batch:
     def drop_graph(self) -> None:
         self._call = self._run_and_pack
 
-    def run(self) -> list[npt.NDArray[Any]]:
-        """Results for the inputs in `arrays`; the next call overwrites them."""
+    def run(self) -> dict[str, npt.NDArray[Any]]:
+        """Fields of `ActorOutput` for the inputs in `arrays`; the next call overwrites them."""
         for device_input, host_input in zip(self._inputs, self._host_inputs, strict=True):
             device_input.copy_(host_input, non_blocking=True)
         packed = self._call()
         if self._host_output is None:
             self._host_output = host_buffer((packed.numel(),), torch.uint8, self._device)
             start = 0
-            for shape, dtype in self._layout:
+            for name, (shape, dtype) in self._layout.items():
                 stop = start + math.prod(shape) * dtype.itemsize
-                self._results.append(self._host_output[start:stop].view(dtype).view(shape).numpy())
+                self._results[name] = self._host_output[start:stop].view(dtype).view(shape).numpy()
                 start = stop
         self._host_output.copy_(packed, non_blocking=True)
         if self._device.type == "cuda":
@@ -134,5 +125,5 @@ class _Batch:
     def _run_and_pack(self) -> Tensor:
         """All results as consecutive bytes."""
         outputs = self._run(*self._inputs)
-        self._layout = [(tuple(output.shape), output.dtype) for output in outputs]
-        return torch.cat([output.contiguous().view(-1).view(torch.uint8) for output in outputs])
+        self._layout = {name: (tuple(output.shape), output.dtype) for name, output in outputs.items()}
+        return torch.cat([output.contiguous().view(-1).view(torch.uint8) for output in outputs.values()])

@@ -11,19 +11,18 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import load
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.observations import split_rows
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.registry import DEFAULT, make_registered_model
 from asyncrl.models.sac import SacActor
-from asyncrl.models.state_dependent import StateDependentActorCritic, StateDependentSacActor
 from asyncrl.runtime.own_settings import with_own_settings
 
 ActingModel = ActorCritic | SacActor
 _NUM_ROWS = 2
 _M = TypeVar("_M", ActorCritic, SacActor)
-_STATE_DEPENDENT: dict[Any, Any] = {ActorCritic: StateDependentActorCritic, SacActor: StateDependentSacActor}
 
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
@@ -41,7 +40,8 @@ def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
 def make_model(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
     """`ActorCritic` for algorithms that learn from trajectories, SAC's `SacActor`, or a registered model."""
     if config.model == DEFAULT:
-        made: _M = (_STATE_DEPENDENT[kind] if config.use_sde else kind)(spec, config)
+        place = config.model_classes.get(kind.__name__)
+        made: _M = (kind if place is None else load(place))(spec, config)
         return made
     model = make_registered_model(spec, config)
     if not isinstance(model, kind):

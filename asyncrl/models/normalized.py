@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from asyncrl.buffers.inference_buffer import InferenceBuffer
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import ObservationLayout
+from asyncrl.models.exploration import Exploration
 
 OBS_CLIP = 10.0
 
@@ -27,12 +31,31 @@ class NormalizedModel(nn.Module):
     statistics: Tensor
     obs_mean: Tensor
     obs_std: Tensor
+    act: Callable[..., Any]
 
     def __init__(self, layout: ObservationLayout, normalizes_obs: bool) -> None:
         super().__init__()
         self.layout = layout
         self.observation_size = layout.num_floats
         self.normalizes_obs = normalizes_obs
+
+    def act_in_training(self, rows: Tensor, generator: torch.Generator | None, rnn_state: Tensor) -> dict[str, Tensor]:
+        """Acts as `act`; returns the fields of `asyncrl.buffers.inference_buffer.ActorOutput` that it gives."""
+        fields: dict[str, Tensor] = self.act(rows, generator, rnn_state)._asdict()
+        return fields
+
+    def make_exploration(
+        self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
+    ) -> Exploration | None:
+        """What replaces the actions that this model draws in training; None if nothing does.
+
+        Args:
+            config: the settings.
+            buffer: where its actions go.
+            num_splits: splits of the whole run.
+            seed: for the noise.
+        """
+        return None
 
     def _add_statistics(self, num_others: int = 0) -> None:
         """Adds means 0 and deviations 1, those of `num_others` after those of observations; all layers exist."""

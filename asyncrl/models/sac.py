@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,32 +11,60 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
+from asyncrl.buffers.inference_buffer import InferenceBuffer
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import load
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.models.block_network import BlockNetwork, make_network
+from asyncrl.models.arrays import ArrayNetworks, weights_of
 from asyncrl.models.cores import unroll_after
 from asyncrl.models.distributions import (
-    MOST_COMBINATIONS,
     ActionDistribution,
     ActionParts,
     FloatArray,
     SquashedGaussian,
     make_distribution,
 )
-from asyncrl.models.encoders import Inputs, split_tensor
+from asyncrl.models.encoders import Inputs, Layers, split_tensor
+from asyncrl.models.exploration import Exploration, make_action_noise
 from asyncrl.models.normalized import NormalizedModel
-from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_core, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.runtime.seeding import Stream, derive_seed, restoring_global_generators, seed_global_generators
 
-SAC_LOG_STD_RANGE = (-5.0, 2.0)
-_MIDDLE = sum(SAC_LOG_STD_RANGE) / 2.0
-_HALF_RANGE = (SAC_LOG_STD_RANGE[1] - SAC_LOG_STD_RANGE[0]) / 2.0
-_MIDDLE_OF_BLOCKS, _HALF_RANGE_OF_BLOCKS = -4.0, 6.0
 POLICY_HEAD_GAIN = 0.01
 """Gain of the last layer's orthogonal weights: the first means are near 0."""
+
+
+class LogStdRange(NamedTuple):
+    """Log-deviations from outputs of a network: nearly linear in the middle of their range, saturated at its ends.
+
+    The gradient of a clamp is 0 outside the range: a deviation that left it under a large entropy coefficient would
+    not return.
+
+    Attributes:
+        middle: log-deviation of the output 0.
+        half_range: largest distance from it.
+        scale: the output that is one unit of tanh.
+    """
+
+    middle: float
+    half_range: float
+    scale: float
+
+    def limit(self, raw: Tensor) -> Tensor:
+        """Log-deviations from outputs."""
+        return torch.tanh(raw / self.scale) * self.half_range + self.middle
+
+    def raw(self, std: float) -> float:
+        """The output that gives the deviation `std`, clipped to well within the range."""
+        bend = (math.log(std) - self.middle) / self.half_range
+        return self.scale * math.atanh(min(max(bend, -0.99), 0.99))
+
+
+LOG_STD_RANGE = LogStdRange(middle=-1.5, half_range=3.5, scale=3.5)
+"""In [-5, 2], of perceptrons."""
 
 
 class SacActResult(NamedTuple):
@@ -54,29 +83,30 @@ class SacActResult(NamedTuple):
     rnn_state: Tensor
 
 
-def limit_log_std(raw: Tensor) -> Tensor:
-    """Log-deviations in [-5, 2] from the network's outputs: nearly linear in the middle, saturated at the ends.
-
-    The gradient of a clamp is 0 outside the range: a deviation that left it under a large entropy coefficient would
-    not return.
-    """
-    return torch.tanh(raw / _HALF_RANGE) * _HALF_RANGE + _MIDDLE
-
-
-def limit_log_std_of_blocks(raw: Tensor) -> Tensor:
-    """Log-deviations in [-10, 2] from the outputs of blocks, which move six times as far as an output near 0 (SimBa).
-
-    The outputs of hyperspherical layers are small, and move slowly.
-    """
-    return torch.tanh(raw) * _HALF_RANGE_OF_BLOCKS + _MIDDLE_OF_BLOCKS
-
-
 def limit_log_std_array(raw: FloatArray) -> None:
-    """`limit_log_std`, in place on an array."""
-    raw /= np.float32(_HALF_RANGE)
+    """`LOG_STD_RANGE.limit`, in place on an array."""
+    raw /= np.float32(LOG_STD_RANGE.scale)
     np.tanh(raw, out=raw)
-    raw *= np.float32(_HALF_RANGE)
-    raw += np.float32(_MIDDLE)
+    raw *= np.float32(LOG_STD_RANGE.half_range)
+    raw += np.float32(LOG_STD_RANGE.middle)
+
+
+def make_network(
+    num_networks: int, widths: Sequence[int], config: TrainConfig, head_gain: float | None, layer_norm: bool = False
+) -> Any:
+    """K networks of the kind that the settings name (`CriticKind.network`); without hidden layers always linear ones.
+
+    Args:
+        num_networks: K.
+        widths: of input, hidden layers or blocks, and output.
+        config: the settings.
+        head_gain: of perceptrons, see `StackedMlp`.
+        layer_norm: of perceptrons, see `StackedMlp`.
+    """
+    other = critic_kind(config).network
+    if other is None or len(widths) == 2:
+        return StackedMlp(num_networks, widths, config.nonlinearity, head_gain, layer_norm)
+    return load(other)(num_networks, widths, config)
 
 
 def needs_encoder(spec: EnvSpec, config: TrainConfig) -> bool:
@@ -116,8 +146,7 @@ class SacActor(NormalizedModel):
             raise UsageError(f"--use_rnn=True: the model {type(self).__name__} has no recurrent core.")
         has_perceptron = self.encoder is None and isinstance(self.mlp, StackedMlp)
         self.has_passes = type(self) is SacActor and has_perceptron and self.parts.is_plain
-        has_blocks = isinstance(self.mlp, BlockNetwork) and (config.residual_blocks or config.hyperspherical_weights)
-        self._limit_log_std = limit_log_std_of_blocks if has_blocks else limit_log_std
+        self._log_std_range: LogStdRange = getattr(self.mlp, "log_std_range", LOG_STD_RANGE)
         positions = list(self.distribution.deviation_positions)
         if positions:
             is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
@@ -133,15 +162,15 @@ class SacActor(NormalizedModel):
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).
 
-        They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, `mlp`, a
-        `StackedMlp` or `BlockNetwork` of one network from features to the outputs of the policy, and with use_rnn
-        between them `core`, whose state has `rnn_state_size` numbers.
+        They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, `mlp`, the result
+        of `make_network` for one network from features to the outputs of the policy, and with use_rnn between them
+        `core`, whose state has `rnn_state_size` numbers.
         """
         self._make_networks(spec, config, self.distribution.num_parameters, POLICY_HEAD_GAIN)
 
     def _make_networks(self, spec: EnvSpec, config: TrainConfig, num_outputs: int, head_gain: float) -> None:
         self.encoder: nn.Module | None = None
-        self.mlp: StackedMlp | BlockNetwork
+        self.mlp: Any
         gain = head_gain if config.policy_initialization == "orthogonal" else None
         widths = [spec.observation_size, *config.encoder_mlp_layers, num_outputs]
         if needs_encoder(spec, config) or config.critic_only_keys:
@@ -154,25 +183,40 @@ class SacActor(NormalizedModel):
 
     @torch.no_grad()
     def _set_initial_stddev(self, stddev: float) -> None:
-        raw = _raw_log_std(stddev)
-        if self._limit_log_std is limit_log_std_of_blocks:
-            raw = _raw_log_std(stddev, _MIDDLE_OF_BLOCKS, _HALF_RANGE_OF_BLOCKS, slope=_HALF_RANGE_OF_BLOCKS)
-        self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += raw
+        self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += self._log_std_range.raw(stddev)
 
     @property
     def runs_in_arrays(self) -> bool:
         """Whether `ArrayPolicy` can act with it."""
         return self.has_passes
 
+    def make_exploration(
+        self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
+    ) -> Exploration | None:
+        """Noise with which the policy does not act by itself."""
+        return make_action_noise(self.distribution, config, num_splits, buffer.num_envs, seed)
+
     def make_critic(self, spec: EnvSpec, config: TrainConfig) -> TwinCritic:
         """The critics that are trained with this policy; a user's subclass may make others."""
-        return TwinCritic(spec, config)
+        critic: TwinCritic = load(critic_kind(config).critic)(spec, config)
+        return critic
 
-    def array_layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Weight `[out, in]` and bias `[out]` of each layer, the last one included, as views."""
+    def array_networks(self) -> ArrayNetworks:
+        """Views of the networks, for `ArrayPolicy`."""
+        *hidden, head = weights_of(self._layers())
+        return ArrayNetworks((slice(None), hidden), head, self._parameters_of_arrays)
+
+    def _layers(self) -> Layers:
+        """Weight `[out, in]` and bias `[out]` of each layer of the perceptron, the last one included, as views."""
         assert isinstance(self.mlp, StackedMlp)
         *hidden, head = self.mlp.layers()
         return *((layer.weight[0].t(), layer.bias[0, 0]) for layer in hidden), (head.weight[0], head.bias[0, :, 0])
+
+    def _parameters_of_arrays(self, outputs: FloatArray, features: FloatArray, obs: FloatArray) -> FloatArray:
+        if not self.is_gaussian:
+            return self.distribution.parameter_arrays_of(outputs, None)
+        limit_log_std_array(outputs[:, self.distribution.num_parameters // 2 :])
+        return outputs
 
     def inputs_of(self, rows: Tensor) -> Inputs:
         """The networks' inputs for raw rows `[B, row_size]`."""
@@ -187,6 +231,8 @@ class SacActor(NormalizedModel):
 
     def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters `[B, P]` for normalized observations, and the recurrent states `[B, S]` after them."""
+        if self.rnn_state_size == 0:
+            return self.forward(*inputs), rnn_state
         assert self.encoder is not None
         features, after = self.core.step(self.encoder(inputs), rnn_state)
         outputs = self.mlp(features)[0].to(self.statistics.dtype)
@@ -208,10 +254,10 @@ class SacActor(NormalizedModel):
             return log_softmax(outputs, dim=-1)
         if self.has_passes:
             mean, raw_log_std = outputs.chunk(2, dim=-1)
-            return torch.cat((mean, limit_log_std(raw_log_std)), dim=-1)
+            return torch.cat((mean, LOG_STD_RANGE.limit(raw_log_std)), dim=-1)
         parameters = self.distribution.parameters_of(outputs, None, mask)
         if self.distribution.num_deviations > 0:  # in place of the distribution's own limits
-            parameters = torch.where(self._is_deviation, self._limit_log_std(outputs), parameters)
+            parameters = torch.where(self._is_deviation, self._log_std_range.limit(outputs), parameters)
         return parameters
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
@@ -224,7 +270,7 @@ class SacActor(NormalizedModel):
         if not self.is_gaussian:
             return torch.addcmul(gradient, parameters.exp(), gradient.sum(-1, keepdim=True), value=-1.0)
         num_actions = parameters.shape[-1] // 2
-        bend = (parameters[:, num_actions:] - _MIDDLE) / _HALF_RANGE
+        bend = (parameters[:, num_actions:] - LOG_STD_RANGE.middle) / LOG_STD_RANGE.half_range
         gradient[:, num_actions:].mul_(1.0 - bend * bend)
         return gradient
 
@@ -244,15 +290,11 @@ class SacActor(NormalizedModel):
             rnn_state: [B, S], before the observations; zeros by default.
             deterministic: take the policy's mode instead of a sample.
         """
-        inputs = self.inputs_of(obs)
         if rnn_state is None:
             rnn_state = self.statistics.new_zeros(len(obs), self.rnn_state_size)
-        if self.rnn_state_size == 0:
-            parameters = self.forward(*inputs)
-        else:
-            parameters, rnn_state = self.step(inputs, rnn_state)
+        parameters, after = self.step(self.inputs_of(obs), rnn_state)
         action, log_prob = self.distribution.choose(parameters, generator, deterministic)
-        return SacActResult(action, log_prob, parameters, rnn_state)
+        return SacActResult(action, log_prob, parameters, after)
 
 
 class TwinCritic(nn.Module):
@@ -265,23 +307,11 @@ class TwinCritic(nn.Module):
 
     Attributes:
         core: the recurrent core; None without use_rnn.
-        support: [M] float32, returns of the bins, if the critics predict distributions over returns; else None.
     """
-
-    support: Tensor | None
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
         parts = ActionParts(make_distribution(spec.action, squash=True))
-        if config.value_bins and parts.num_groups > 1:
-            raise UsageError(
-                f"--value_bins={config.value_bins} needs actions with at most {MOST_COMBINATIONS} combinations of "
-                f"choices, and {spec.env_id} has {spec.action}: use --value_bins=none."
-            )
-        num_bins, support = config.value_bins or 0, None
-        if num_bins > 0:
-            support = torch.linspace(-config.value_limit, config.value_limit, num_bins)
-        self.register_buffer("support", support)
         with restoring_global_generators():
             seed_global_generators(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
@@ -294,23 +324,21 @@ class TwinCritic(nn.Module):
             if config.use_rnn:
                 self.core = make_core(num_features, config)
                 num_features = self.core.output_size
-            widths = [num_features + parts.num_continuous, *hidden, parts.num_values * max(1, num_bins)]
+            widths = [num_features + parts.num_continuous, *hidden, parts.num_values * self.outputs_of_a_value(config)]
             gain = 1.0 if config.policy_initialization == "orthogonal" else None
             self.mlp = make_network(config.num_critics, widths, config, gain, config.critic_layer_norm)
 
+    def outputs_of_a_value(self, config: TrainConfig) -> int:
+        """Outputs of a network from which `values` computes one value."""
+        return 1
+
     def values(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Values `[K, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
-        if self.support is not None:
-            log_probs = self.log_probs(inputs, action)
-            with without_autocast(self.support):
-                return log_probs.exp() @ self.support
         return self._outputs(inputs, action)
 
-    def log_probs(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """Log-probabilities `[K, B, N, M]` of the bins, for the arguments of `values`."""
-        assert self.support is not None
-        outputs = self._outputs(inputs, action)
-        return log_softmax(outputs.view(*outputs.shape[:2], -1, len(self.support)), dim=-1)
+    def predictions(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """What the loss of the critics compares with their targets: `values`, for its arguments."""
+        return self.values(inputs, action)
 
     def _outputs(self, inputs: Inputs, action: Tensor) -> Tensor:
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
@@ -325,15 +353,3 @@ class TwinCritic(nn.Module):
         """Outputs `[K, B, N]` for features `[B, F]` of observations and continuous actions `[B, C]`."""
         outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
         return outputs
-
-
-def predictions(critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
-    """What critics learn: values `[K, B, N]`, or with bins their log-probabilities `[K, B, N, M]`."""
-    has_bins = getattr(critic, "support", None) is not None
-    return critic.log_probs(inputs, action) if has_bins else critic.values(inputs, action)
-
-
-def _raw_log_std(std: float, middle: float = _MIDDLE, half_range: float = _HALF_RANGE, slope: float = 1.0) -> float:
-    """The output that gives the deviation `std`, clipped to well within the range; `slope` is at the middle."""
-    bend = (math.log(std) - middle) / half_range
-    return half_range / slope * math.atanh(min(max(bend, -0.99), 0.99))

@@ -6,6 +6,7 @@ Networks of perceptrons are counted without torch. Others are built on the meta 
 from __future__ import annotations
 
 from asyncrl.buffers.layout import SharedSizes
+from asyncrl.config.critic_kinds import PLAIN, critic_kind
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, ObservationPart, image_size
 
@@ -41,16 +42,11 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     """Whether the networks are one perceptron over all numbers, and heads."""
     observation = spec.observation
-    has_own_networks = config.is_off_policy and (config.has_blocks or config.value_bins is not None)
-    if config.algorithm.make_model is not None or has_own_networks or config.critic_only_keys:
+    if config.algorithm.make_model is not None or critic_kind(config) != PLAIN or config.critic_only_keys:
         return False
-    if (
-        config.encoder != "default"
-        or config.model != "default"
-        or config.use_rnn
-        or observation.has_images
-        or config.use_sde
-    ):
+    if config.encoder != "default" or config.model != "default" or config.model_classes:
+        return False
+    if config.use_rnn or observation.has_images:
         return False
     return not config.is_off_policy or observation.num_mask == 0  # with a mask, SAC has an encoder and a head
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -15,11 +16,11 @@ from torch import Tensor
 from asyncrl.buffers.control import FROM_FILE, LAST_TURN, TAKEOVER_FILE, TrainedSteps
 from asyncrl.buffers.layout import policy_prefix
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.remote_replay import RemoteReplayLimiter
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
-from asyncrl.config.plan import ReplayPlan, ResourcePlan
+from asyncrl.config.critic_kinds import critic_kind
+from asyncrl.config.plan import ReplayPlan
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler
@@ -28,7 +29,6 @@ from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.return_scale import ReturnScale
-from asyncrl.learner.sequence_sampler import SequenceSampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrainedBefore, TrajectoryLoop
@@ -196,9 +196,7 @@ def build_replay_loop(
 ) -> tuple[ReplayLoop, ReplayLearner]:
     setup, saved, ranks = parts.setup, parts.saved, parts.context.agreement.ranks
     config, plan = setup.learner_config, setup.plan
-    algorithm = config.algorithm
-    make_learner = algorithm.make_recurrent_learner if config.use_rnn else algorithm.make_learner
-    learner: ReplayLearner = imported(make_learner)(
+    learner: ReplayLearner = imported(replay.kind.learner or config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
     sampling: dict[str, Any] = {
@@ -215,9 +213,8 @@ def build_replay_loop(
         powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
         sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
     elif replay.kind.sampler is not None:
+        sampling |= replay.kind.sampler_arguments
         sampler = imported(replay.kind.sampler)(stripes, setup.spec.observation, **sampling)
-    elif config.use_rnn:
-        sampler = SequenceSampler(stripes, plan.recurrence, config.burn_in, **sampling)
     else:
         sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
@@ -225,8 +222,9 @@ def build_replay_loop(
     most_env_steps = share + stripes.total_env_steps()
     return_scale = None
     if config.normalize_rewards:
-        return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
-    limiter = _build_limiter(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
+        return_scale = ReturnScale(stripes, critic_kind(config).largest_return, ranks)
+    limiter_type: Any = imported(plan.remote.limiter)
+    limiter: ReplayLimiter = limiter_type.of_plan(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
     if saved is not None:
         begin_with(learner, saved)
         if return_scale is not None and saved.is_whole:
@@ -247,23 +245,10 @@ def build_replay_loop(
         publisher=parts.publisher(),
         waker=waker,
         workers=workers,
-        control=setup.control,
-        config=config,
-        phases=parts.context.phases,
+        context=dataclasses.replace(parts.context, config=config),
         first_env_steps=setup.first_env_steps,
         threads=ThreadChoice(plan.learner_threads) if chooses_threads else None,
-        agreement=parts.context.agreement,
         most_env_steps=share,
         return_scale=return_scale,
     )
     return loop, learner
-
-
-def _build_limiter(
-    limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
-) -> ReplayLimiter:
-    if plan.num_remote_hosts == 0:
-        is_async = plan.async_rl and not plan.serial_mode
-        return ReplayLimiter(limits, replay, stripes, is_async, most_env_steps)
-    remote = plan.num_local_splits, plan.remote_rows_in_flight
-    return RemoteReplayLimiter(limits, replay, stripes, plan.async_rl, most_env_steps, *remote)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
@@ -29,7 +28,6 @@ from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.worker import LearnerWorker
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
-from asyncrl.models.exploration import make_exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.modes.learner_parts import own_device
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport
@@ -127,7 +125,7 @@ class Roles(ABC):
             look: called during updates, for the other roles of the process.
         """
 
-    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
+    def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
         """Where observations wait for actions."""
         raise NotImplementedError(f"{type(self).__name__} has no inference workers")
 
@@ -136,7 +134,7 @@ class Roles(ABC):
         self, setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer
     ) -> ActingPolicy | ActingPolicies:
         """The policy of actor number `actor_idx`, with separate random generators."""
-        plan, buffer = setup.plan, self.inference_buffer(setup.arena)
+        plan, buffer = setup.plan, self.inference_buffer(setup)
         model, seed = make_acting_model(setup.spec, setup.config), acting_seed(setup.seed, actor_idx, setup.seed_steps)
         return ActingPolicy(
             model=model,
@@ -146,7 +144,7 @@ class Roles(ABC):
             seed=seed,
             phases=phases,
             compile=setup.config.compile,
-            exploration=make_exploration(model, setup.config, buffer, plan.num_splits, plan.envs_per_split, seed),
+            exploration=model.make_exploration(setup.config, buffer, plan.num_splits, seed),
         )
 
     def actions(self, setup: RunSetup, worker_idx: int, server: Waker | None, phases: PhaseTimer) -> ActionSource:

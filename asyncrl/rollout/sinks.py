@@ -244,8 +244,6 @@ class StripeSink:
         self._learner = learner
         self.num_rows = stripes.num_rows[split_idx]
         group.reset(stripes.obs_at((split_idx, self.num_rows)))
-        if stripes.rnn_state is not None:
-            stripes.rnn_state[split_idx, self.num_rows % stripes.capacity] = 0.0
 
     def begin(self) -> Place | None:
         """See `Sink`. Weights are the newest because actions are requested no earlier than the step may be made."""
@@ -261,8 +259,6 @@ class StripeSink:
             # This row holds the final observation of the episode, which the previous step truncates.
             if lost.episode_steps > 0:
                 stripes.rows(split_idx, row - 1).truncated[lost.env] = True
-        if stripes.rnn_state is not None:  # after these rows an episode begins
-            stripes.rnn_state[split_idx, (row + 1) % stripes.capacity][rows.terminated | ~rows.valid] = 0.0
         stripes.publish(split_idx, num_steps)
         self.num_rows = row + 1
         if self._learner is not None:

@@ -12,11 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import gymnasium
-import numpy as np
 
-from asyncrl.cluster import connection
-from asyncrl.cluster.parcels import LARGEST_FLOAT16
-from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.algorithms import BUILT_IN, module_that_registered
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.hooks import hooks, load
@@ -61,7 +57,6 @@ class Preflight:
         environment_failure: text with the environment's own traceback, if it raised.
         arena_bytes: shared memory that all ranks of this machine need; None without a spec.
         free_bytes: free memory.
-        traffic: of pools on other machines; None without them or without a spec.
     """
 
     loaded: LoadedConfig
@@ -72,7 +67,6 @@ class Preflight:
     environment_failure: str | None
     arena_bytes: int | None
     free_bytes: int
-    traffic: Traffic | None = None
 
     @property
     def config(self) -> TrainConfig:
@@ -124,7 +118,7 @@ def run(
     found = [*resume_problems, *name_problems, *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems), *env.problems, *machine_problems]
     warnings = [*_unaffected(find_warnings(config, plan, loaded.given), loaded.problems), *env.findings]
-    needed, free, traffic = None, available_bytes(), None
+    needed, free = None, available_bytes()
     if spec is not None:
         problems += _spec_problems(config, plan, spec)
         has_source = "init_from" not in _names(name_problems)
@@ -139,7 +133,7 @@ def run(
                 policies = [config.of_policy(idx) for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             problems += _key_problems_of_policies(policies, specs)
-            of_one_rank, traffic = _size_of_rank(config, plan, spec, specs, policies)
+            of_one_rank = _size_of_rank(config, plan, spec, specs, policies)
         except Exception as error:
             problems += _network_problems(error, [config, *policies], _names(name_problems), _names(problems))
         else:
@@ -153,7 +147,7 @@ def run(
                 misfits, notes = resuming.find_misfits_of_source(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
     loaded = dataclasses.replace(loaded, config=config)
-    return Preflight(loaded, plan, spec, tuple(problems), tuple(warnings), env.failure, needed, free, traffic)
+    return Preflight(loaded, plan, spec, tuple(problems), tuple(warnings), env.failure, needed, free)
 
 
 @dataclass
@@ -217,24 +211,19 @@ def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> It
     for kind in spec.kinds:
         yield from _action_problems(config, kind)
     yield from _image_problems(config, spec)
-    if plan.num_remote_hosts > 0 and plan.hogwild is None and config.cluster_observations == "float16":
-        yield from _float16_problems(spec)
 
 
 def _size_of_rank(
     config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, specs: Sequence[EnvSpec], policies: Sequence[TrainConfig]
-) -> tuple[int, Traffic | None]:
-    """Bytes that one rank needs, and the traffic of pools on other machines. Makes networks of the user."""
+) -> int:
+    """Bytes that one rank needs. Makes networks of the user."""
     sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
     for own, each in zip(specs, policies, strict=True):
         if _networks_of_user([each]) or each.algorithm.name not in BUILT_IN:
             from asyncrl.models.factory import check_networks  # imports torch
 
             check_networks(own, each)
-    traffic = None
-    if plan.num_remote_hosts > 0 and (plan.num_slots > 0 or plan.replay is not None or plan.sends_gradients):
-        traffic = Traffic.of(plan, spec, sizes[0], config.cluster_observations == "float16")
-    return arena_bytes(spec, plan, sizes, mode_of(plan).shared_sizes(spec, config)), traffic
+    return arena_bytes(spec, plan, sizes, mode_of(plan).shared_sizes(spec, config))
 
 
 def _network_problems(
@@ -256,18 +245,6 @@ def _registered_here_only(env_id: str) -> str:
         f"{env_id} is registered in this program only, and its processes cannot import that: give env=MyEnv, the class "
         f"or a function, or move the registration to a module and give --env=MODULE:{env_id}."
     )
-
-
-def _float16_problems(spec: EnvSpec) -> list[Problem]:
-    """Observations that float16 cannot hold."""
-    texts = [
-        f"--cluster_observations=float16 ends at {LARGEST_FLOAT16:g}, and {part.name} of {spec.env_id} may be as large "
-        f"as {part.largest:g}."
-        for part in spec.observation.parts
-        if part.kind == "numbers" and np.issubdtype(part.dtype, np.floating) and (part.largest or 0.0) > LARGEST_FLOAT16
-    ]
-    names = ("cluster_observations", "env")
-    return [Problem(names, text, ("--cluster_observations=float32",)) for text in texts]
 
 
 def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:
@@ -300,8 +277,6 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
     problems += _known_to_this_script_only(config)
     problems += _refused_names("callbacks", config.callbacks, find_callback)
     problems += _refused_names("track", config.track, require_package)
-    if config.cluster == "ray" and (reason := connection.find_problem(config)) is not None:
-        problems.append(Problem(("cluster", "ray_address"), reason, ("--cluster=none",)))
     if config.video_every_env_steps is not None:
         try:
             require_video_package()
@@ -368,9 +343,6 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if (needed == "choice" and not is_choice) or (needed == "continuous" and not is_continuous):
         text = f"--algo={config.algo} needs {kinds[needed]}; {spec.env_id} has {spec.action}."
         return [Problem(("algo", "env"), text, (*(["--algo=sac"] if can_squash(spec.action) else []), "--algo=ppo"))]
-    if config.use_sde and not (is_continuous and len(spec.action.leaves) == 1):
-        text = f"--use_sde=True needs actions that are one Box; {spec.env_id} has {spec.action}."
-        return [Problem(("use_sde", "env"), text, ("--use_sde=False",))]
     if spec.action.num_deviations > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "some bounds are infinite"

@@ -4,7 +4,7 @@
     run_parallel    starts a process for each role, watches them until the learner has ended, then ends all
     _inference_main, _evaluation_main, _learner_main    the loops of these processes; videos have one of their own,
                                                         with the evaluation's loop. Those of rollout workers and of
-                                                        pools are in `rollout_process` and `asyncrl.cluster.bridge`
+                                                        pools are in `rollout_process` and `RemoteWorkers.main`
 
 Both modes take the same two callbacks: `send` receives the reports of all roles, and `steer` controls the run between
 two waits: it shows progress, passes on requests of observers, and requests a stop.
@@ -26,7 +26,7 @@ import torch
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.bridge import pool_main
+from asyncrl.config.algorithms import imported
 from asyncrl.envs.spaces import restoring_spaces
 from asyncrl.evaluation.building import build_evaluation_workers, build_video_workers
 from asyncrl.evaluation.videos import VideoWorker
@@ -230,9 +230,9 @@ class _ParallelRun:
         names = [LEARNER] if plan.num_policies == 1 else [f"{LEARNER}-{idx}" for idx in range(plan.num_policies)]
         self._learners = {name: Waker() for name in names}
         self._local_workers = [Waker() for _ in range(plan.num_local_workers)]
-        self._hosts = [Waker() for _ in range(plan.num_remote_hosts)]
+        self._bridges = [Waker() for _ in range(plan.remote.num_pools)]
         self._servers = [Waker() for _ in range(plan.num_inference_workers)]
-        self._wakers = [*self._learners.values(), *self._local_workers, *self._hosts, *self._servers]
+        self._wakers = [*self._learners.values(), *self._local_workers, *self._bridges, *self._servers]
 
     def run(self) -> LearnerOutcome:
         """Starts the processes, watches them until all learners have ended, and ends them."""
@@ -268,8 +268,8 @@ class _ParallelRun:
 
     def _start(self) -> RestartPolicy:
         setup, processes, config = self._setup, self._processes, self._setup.config
-        num_workers_of_host = setup.plan.num_workers_per_remote_host
-        worker_wakers = self._local_workers + [waker for waker in self._hosts for _ in range(num_workers_of_host)]
+        remote = setup.plan.remote
+        worker_wakers = self._local_workers + [waker for waker in self._bridges for _ in range(remote.workers_per_pool)]
         for policy_idx, (name, waker) in enumerate(self._learners.items()):
             others = [*worker_wakers, *self._servers]
             processes.start(name, _learner_main, setup.of_policy(policy_idx), waker, others)
@@ -282,9 +282,10 @@ class _ParallelRun:
             server = self._servers[setup.server_of(worker_idx)] if self._servers else None
             args = (worker_idx, waker, learner_wakers, server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", rollout_main, args, (worker_idx,)))
-        for host_idx, waker in enumerate(self._hosts):
-            workers = setup.plan.workers_of_host(host_idx)
-            specs.append(WorkerSpec(f"pool-{host_idx}", pool_main, (workers, waker, learner_wakers[0]), workers))
+        for pool_idx, waker in enumerate(self._bridges):
+            workers = setup.plan.workers_of_pool(pool_idx)
+            of_bridge = (workers, waker, learner_wakers[0])
+            specs.append(WorkerSpec(f"pool-{pool_idx}", imported(remote.main), of_bridge, workers))
         restarts = RestartPolicy(processes, setup, specs, self._wake_all, self._send)
         if config.eval_every_env_steps is not None:
             processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)

@@ -43,7 +43,7 @@ def run(system: System, job: Job, episodes: int) -> Record:
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     command = system.training_command(job)
     launched_at = time.time()
-    _carry_out(command, _beside(job, "training.log"), job.limit_s + _START_AND_END_S)
+    run_watched(command, _beside(job, "training.log"), job.limit_s + _START_AND_END_S)
     startup_s, curve = system.read_training(job, launched_at)
     saved = find_saved(system.saved_paths(job))
     if not saved:
@@ -76,15 +76,9 @@ def _evaluate(system: System, job: Job, env: str, episodes: int, policies: list[
     options = {"env": env, "seed": job.seed, "episodes": episodes, "policies": [str(path) for path in policies],
                "settings": system.settings(job.task)}  # fmt: skip
     command = [*system.evaluation_command(job), str(results), json.dumps(options)]
-    _carry_out(command, _beside(job, "evaluation.log"), _EVALUATION_S)
+    run_watched(command, _beside(job, "evaluation.log"), _EVALUATION_S)
     return {entry["policy"]: float(entry["mean_return"]) for entry in read_json_lines(results)}
 
 
 def _beside(job: Job, ending: str) -> Path:
     return job.folder.with_name(f"{job.folder.name}.{ending}")
-
-
-def _carry_out(command: list[str], log: Path, timeout_s: float) -> None:
-    finished = run_watched(command, log, timeout_s)
-    if finished.exit_code != 0:
-        raise TaskFailed(f"exit code {finished.exit_code} (output: {log})")

@@ -78,16 +78,6 @@ def test_without_lag_it_is_generalized_advantage_estimation(gae_lambda: float) -
     assert torch.equal(result.weights, trajectories["valid"].float())
 
 
-def test_without_lag_and_ends_returns_are_those_of_n_steps() -> None:
-    trajectories = random_trajectories(4, 1, seed=4)
-    trajectories["terminated"] = trajectories["truncated"] = torch.zeros(4, 1, dtype=torch.bool)
-    trajectories["valid"] = torch.ones(4, 1, dtype=torch.bool)
-    rewards, last_value = trajectories["rewards"].flatten().tolist(), float(trajectories["values"][-1])
-    discounted = sum(GAMMA**row * reward for row, reward in enumerate(rewards))
-    result = run_without_lag(trajectories, 1.0)
-    assert float(result.returns[0]) == pytest.approx(discounted + GAMMA**4 * last_value, rel=1e-5)
-
-
 def test_what_rows_without_an_action_hold_is_not_read() -> None:
     trajectories = random_trajectories(15, 30, seed=5)
     clean = run_without_lag(trajectories, 0.9)

@@ -1,10 +1,13 @@
+import dataclasses
+
 import pytest
 
-from asyncrl.analysis.benchmark.results import learning_figures, throughput_figures
+from asyncrl.analysis.benchmark.results import learning_figures, read_results, throughput_figures
+from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.benchmark.watch import TaskFailed, Usage
-from asyncrl.analysis.records import read_records
+from asyncrl.analysis.records import append_json_line
 
-USAGE = Usage(cpu=((0.0, 0.0), (100.0, 200.0)), peak_pss_bytes=5, peak_rss_bytes=7)
+USAGE = Usage(cpu=[(0.0, 0.0), (100.0, 200.0)], peak_pss_bytes=5, peak_rss_bytes=7)
 
 
 def record(at_s, env_steps, fps=None, **more):
@@ -28,27 +31,25 @@ def run():
 
 
 def test_throughput_is_that_of_the_window_and_of_nothing_else():
-    found = throughput_figures([run()], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
-    assert found.window_env_steps == 2000
-    assert found.window_s == pytest.approx(10.0 + 20.0)
-    assert found.env_steps_per_s == pytest.approx(2000 / 30)
-    assert found.sgd_steps_per_s == pytest.approx(16 / 30)
-    assert found.learner_samples_per_s == pytest.approx(2 * 2000 / 30)
-    assert found.dropped_share == pytest.approx(500 / 2500)
-    assert found.samples_per_env_step == pytest.approx(4000 / 2500)
-    assert found.cpu_s_per_million_steps == pytest.approx((52.5 - 12.5) * 2 / 2000 * 1e6)
-    assert found.lag == {"lag/mean": 2.0, "lag/p95": 3.0, "lag/max": 9.0}
-    assert found.shares == {"perf/learner_busy": pytest.approx(0.6), "profile/learner/sgd": pytest.approx(0.5)}
-    assert found.lag_records == [[1.0, 2.0, 3.0], [3.0, 4.0, 9.0]]
-
-
-def test_records_of_evaluations_have_no_time_and_do_not_count():
-    evaluation = {"env_steps": 3500, "eval/mean_reward": 7.0}
+    evaluation = {"env_steps": 3500, "eval/mean_reward": 7.0}  # without a time, so it does not count
     records = [evaluation, *run()[:3], evaluation, *run()[3:], evaluation]
-    arguments = {"startup_s": 2.0, "warm_up_s": 10.0, "num_epochs": 2, "usage": USAGE}
-    assert throughput_figures([records], **arguments) == throughput_figures([run()], **arguments)
-    summary = {"env_steps": 9000, "wall_s": 60.0, "ep_rew_mean": None}
-    assert learning_figures([records], summary, None) == learning_figures([run()], summary, None)
+    found = throughput_figures([records], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
+    assert found == {
+        "window_s": 10.0 + 20.0,
+        "window_env_steps": 2000,
+        "env_steps_per_s": pytest.approx(2000 / 30),
+        "sgd_steps_per_s": pytest.approx(16 / 30),
+        "learner_samples_per_s": pytest.approx(2 * 2000 / 30),
+        "samples_per_env_step": pytest.approx(4000 / 2500),
+        "dropped_share": pytest.approx(500 / 2500),
+        "cpu_s_per_million_steps": pytest.approx((52.5 - 12.5) * 2 / 2000 * 1e6),
+        "peak_pss_bytes": 5,
+        "peak_rss_bytes": 7,
+        "startup_s": 2.0,
+        "lag": {"lag/mean": 2.0, "lag/p95": 3.0, "lag/max": 9.0},
+        "shares": {"perf/learner_busy": pytest.approx(0.6), "profile/learner/sgd": pytest.approx(0.5)},
+        "lag_records": [[1.0, 2.0, 3.0], [3.0, 4.0, 9.0]],
+    }
 
 
 def test_samples_of_a_replay_are_those_of_its_updates_and_both_sides_waits_are_shares():
@@ -58,9 +59,9 @@ def test_samples_of_a_replay_are_those_of_its_updates_and_both_sides_waits_are_s
     found = throughput_figures(
         [records], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE, replay_batch_size=256
     )
-    assert found.learner_samples_per_s == pytest.approx(16 * 256 / 30)
-    assert found.samples_per_env_step == pytest.approx(16 * 256 / 2500)
-    shares = {name: share for name, share in found.shares.items() if name.startswith("replay/")}
+    assert found["learner_samples_per_s"] == pytest.approx(16 * 256 / 30)
+    assert found["samples_per_env_step"] == pytest.approx(16 * 256 / 2500)
+    shares = {name: share for name, share in found["shares"].items() if name.startswith("replay/")}
     assert shares == {"replay/learner_blocked": 0.25, "replay/workers_blocked": 0.5}
 
 
@@ -75,11 +76,11 @@ def test_of_several_ranks_the_first_counts_steps_and_all_count_what_was_dropped_
         for each in run()
     ]
     found = throughput_figures([run(), other], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
-    assert found.window_env_steps == 2000
-    assert found.dropped_share == pytest.approx(1500 / 3500)
-    assert found.shares["perf/learner_busy"] == pytest.approx((0.6 + 1.0) / 2)
+    assert found["window_env_steps"] == 2000
+    assert found["dropped_share"] == pytest.approx(1500 / 3500)
+    assert found["shares"]["perf/learner_busy"] == pytest.approx((0.6 + 1.0) / 2)
     # A rank that has ended in the warm-up tells nothing of the window.
-    assert throughput_figures([run(), other[:1]], 2.0, 10.0, 2, USAGE).dropped_share == pytest.approx(500 / 2500)
+    assert throughput_figures([run(), other[:1]], 2.0, 10.0, 2, USAGE)["dropped_share"] == pytest.approx(500 / 2500)
 
 
 def test_a_run_that_is_too_short_is_not_measured():
@@ -99,17 +100,33 @@ def test_a_curve_begins_with_the_first_finished_episode():
         line["train/n_updates"] = 10 * updates
     summary = {"env_steps": 250, "wall_s": 4.0, "ep_rew_mean": 6.0}
     of_other = [{**records[-1], "rollout/ep_rew_mean": 9.0}]
-    found = learning_figures([records, of_other], summary, evaluated_return=7.0)
-    assert found.other_curves == [[[records[-1]["env_steps"], records[-1]["time/time_elapsed"], 9.0]]]
-    assert found.curve == [[200.0, 3.0, 5.0]]
-    assert (found.env_steps, found.final_return, found.evaluated_return) == (250, 6.0, 7.0)
-    assert (found.env_steps_per_s, found.sgd_steps_per_s) == (100.0, 10.0)
-    assert learning_figures([records[:2]], summary, None).env_steps_per_s is None
+    evaluation = {"env_steps": 240, "eval/mean_reward": 7.0}
+    found = learning_figures([[*records, evaluation], of_other], summary, evaluated_return=7.0)
+    assert found == {
+        "env_steps": 250,
+        "wall_s": 4.0,
+        "final_return": 6.0,
+        "evaluated_return": 7.0,
+        "curve": [[200.0, 3.0, 5.0]],
+        "env_steps_per_s": 100.0,
+        "sgd_steps_per_s": 10.0,
+        "other_curves": [[[200.0, 3.0, 9.0]]],
+    }
     after_the_end = {**records[-1], "time/time_elapsed": 99.0}
-    assert learning_figures([[records[-1], after_the_end]], summary, None).env_steps_per_s is None
+    for without_steps in (records[:2], [records[-1], after_the_end], []):
+        assert learning_figures([without_steps], summary, None)["env_steps_per_s"] is None
 
 
-def test_a_record_that_was_cut_off_is_left_out(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"env_steps": 1}\n{"env_st')
-    assert read_records(path) == ({"env_steps": 1},)
+def test_results_outlive_a_line_that_was_cut_off(tmp_path):
+    path = tmp_path / "results.jsonl"
+    assert read_results(path) == {}
+    task = Task("learning", "async local 1 x 8 2 ranks", 0, ("--gamma=1",), ("episodes=2",), num_ranks=2)
+    entry = {"task": dataclasses.asdict(task), "code": "one", "figures": {"env_steps": 10}}
+    append_json_line(path, entry)
+    with path.open("a") as file:
+        file.write('{"task": {"kind": "lear')
+    second = {**entry, "task": {**entry["task"], "conditions": ["episodes=3"]}}
+    append_json_line(path, second)
+    found = read_results(path)
+    assert len(found) == 2, "other conditions are another task"
+    assert found[task]["figures"] == {"env_steps": 10}

@@ -1,3 +1,4 @@
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -6,7 +7,7 @@ from asyncrl import benchmark
 from asyncrl.analysis.benchmark import session
 from asyncrl.analysis.benchmark.options import INSTEAD, read_options
 from asyncrl.analysis.benchmark.report import Plots
-from asyncrl.analysis.benchmark.results import LearningFigures
+from asyncrl.analysis.benchmark.results import learning_figures
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Layout, Variant
 from asyncrl.config import presets
@@ -116,6 +117,14 @@ def test_a_stopped_benchmark_says_how_to_continue(monkeypatch, capsys):
     assert "The same command continues" in capsys.readouterr().err
 
 
+def test_a_missing_package_is_one_sentence(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pandas" else find(name))
+    assert benchmark.main([*BASE, "--modes=async"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "need the package pandas" in line and '".[benchmark]"' in line
+
+
 def test_measurements_with_the_settings_of_a_file_are_made_again_when_it_changes(tmp_path, monkeypatch):
     path = tmp_path / "settings.yaml"
     flags = [f"--config={path}", f"--output={tmp_path}/out", "--modes=sync,async", "--seeds=1", "--num_workers=1"]
@@ -126,7 +135,7 @@ def test_measurements_with_the_settings_of_a_file_are_made_again_when_it_changes
         measured.append(task.name.split()[0])
         if measured == ["sync", "async", "sync"]:
             path.write_text("env: CartPole-v1\ngamma: 0.8\n")
-        return LearningFigures(1000, 1.0, 2.0, None, [[1000.0, 1.0, 2.0]])
+        return learning_figures([[]], {"env_steps": 1000, "wall_s": 1.0, "ep_rew_mean": 2.0}, None)
 
     def measure():
         return session.run(session.prepare(read_options(flags)), lambda text: None)

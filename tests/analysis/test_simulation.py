@@ -4,7 +4,7 @@ import itertools
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from asyncrl.analysis.benchmark.simulation import Recording, _Player, measure_pure_simulation, record
+from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation, record
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env
@@ -54,11 +54,6 @@ def test_other_episodes_than_the_recorded_are_noticed(recording, tmp_path, name)
         play(tmp_path / "changed.npz", NUM_ENVS, NUM_ENVS * NUM_STEPS)
 
 
-def test_a_recording_has_no_more_rows_than_it_has(recording):
-    with pytest.raises(ValueError, match="holds 3 environments"):
-        Recording.load(recording[1]).part(2, 2)
-
-
 @pytest.mark.usefixtures("leaves_nothing")
 def test_processes_step_at_random_and_from_a_recording(recording):
     at_random = measure_pure_simulation(CONFIG, 2, 2, seconds=0.1, warm_up_s=0.0)
@@ -88,10 +83,16 @@ def counting(step, taken):
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_failure_of_an_environment_is_told():
-    failing = TrainConfig(env="probe_envs:Failing-v0", env_kwargs={"fail_at": 5})
-    with pytest.raises(EnvironmentFailed, match="asked to fail"):
-        measure_pure_simulation(failing, 2, 1, seconds=0.1)
+@pytest.mark.parametrize(
+    ("env", "env_kwargs", "told"),
+    [
+        ("probe_envs:Failing-v0", {"fail_at": 5}, "asked to fail"),
+        ("setting_envs:DiesEarly", {}, r"^A process of the pure simulation died\.$"),
+    ],
+)
+def test_a_failure_of_an_environment_is_told(env, env_kwargs, told):
+    with pytest.raises(EnvironmentFailed, match=told):
+        measure_pure_simulation(TrainConfig(env=env, env_kwargs=env_kwargs), 2, 1, seconds=0.1)
 
 
 @pytest.mark.parametrize("env_id", ["space_envs:MaskedChoice", "space_envs:LitSide"])

@@ -18,51 +18,33 @@ def steady(name, num_workers, steps_per_s, total, startup_s=0.0):
     return timed(name, num_workers, *points)
 
 
-def by_run(result):
-    return {run.run: run for run in result.runs}
+@pytest.mark.parametrize(
+    ("fewest", "most", "common_env_steps", "speedup", "efficiency"),
+    [
+        (steady("one", 1, 100, 1000), steady("two", 2, 150, 1000), 1000, 1.5, 0.75),
+        (steady("two", 2, 100, 600), steady("six", 6, 240, 600), 600, 2.4, 0.8),
+        # Four times as long and twice as fast: the raw times, 10 s and 20 s, would say half as fast.
+        (steady("short", 1, 100, 1000), steady("long", 2, 200, 4000), 1000, 2.0, 1.0),
+        # Slow after the common total only.
+        (timed("a", 1, (1, 100), (9, 900)), timed("b", 2, (1, 100), (3, 500), (5, 900), (105, 1000)), 900, 2.0, 1.0),
+        # Start-up does not count.
+        (steady("a", 1, 100, 1000, startup_s=2), steady("b", 2, 200, 1000, startup_s=50), 1000, 2.0, 1.0),
+    ],
+)
+def test_a_speedup_is_that_to_the_smallest_total_without_startup(fewest, most, common_env_steps, speedup, efficiency):
+    result = measure_speedup([most, fewest])
+    assert (result.common_env_steps, result.base_count) == (common_env_steps, fewest.num_workers)
+    base, found = result.runs
+    assert (base.run, base.speedup, base.efficiency) == (fewest.name, pytest.approx(1.0), pytest.approx(1.0))
+    assert (found.run, found.speedup, found.efficiency) == (
+        most.name, pytest.approx(speedup), pytest.approx(efficiency)
+    )  # fmt: skip
+    assert found.total_env_steps == most.records[-1]["env_steps"]
+    assert found.seconds == pytest.approx(common_env_steps / found.env_steps_per_s)
 
 
-def test_twice_the_workers_at_one_and_a_half_times_the_speed_are_75_percent_efficient():
-    result = measure_speedup([steady("two", 2, 150, 1000), steady("one", 1, 100, 1000)])
-    assert (result.common_env_steps, result.base_count) == (1000, 1)
-    assert [run.run for run in result.runs] == ["one", "two"]
-    two = by_run(result)["two"]
-    assert (two.seconds, two.env_steps_per_s) == pytest.approx((1000 / 150, 150))
-    assert (two.speedup, two.efficiency) == pytest.approx((1.5, 0.75))
-    assert (by_run(result)["one"].speedup, by_run(result)["one"].efficiency) == pytest.approx((1.0, 1.0))
-
-
-def test_the_fewest_workers_are_the_measure_also_if_they_are_several():
-    result = measure_speedup([steady("a", 2, 100, 600), steady("b", 6, 240, 600)])
-    assert result.base_count == 2
-    assert by_run(result)["b"].speedup == pytest.approx(2.4)
-    assert by_run(result)["b"].efficiency == pytest.approx(0.8)
-
-
-def test_runs_of_different_lengths_are_timed_to_the_smallest_total():
-    # Four times as long and twice as fast: the raw times, 10 s and 20 s, would say half as fast.
-    result = measure_speedup([steady("short", 1, 100, 1000), steady("long", 2, 200, 4000)])
-    long = by_run(result)["long"]
-    assert (result.common_env_steps, long.total_env_steps) == (1000, 4000)
-    assert (long.seconds, long.speedup, long.efficiency) == pytest.approx((5.0, 2.0, 1.0))
-
-
-def test_what_a_run_did_after_the_common_total_does_not_count():
-    slows_down = timed("b", 2, (1, 100), (3, 500), (5, 900), (105, 1000))
-    result = measure_speedup([timed("a", 1, (1, 100), (9, 900)), slows_down])
-    assert by_run(result)["b"].speedup == pytest.approx(2.0)
-
-
-def test_start_up_does_not_count():
-    result = measure_speedup([steady("one", 1, 100, 1000, startup_s=2), steady("two", 2, 200, 1000, startup_s=50)])
-    assert by_run(result)["two"].speedup == pytest.approx(2.0)
-
-
-def test_a_record_before_the_first_trained_step_is_start_up():
+def test_a_speed_begins_with_the_first_trained_step_and_ends_at_the_common_total():
     assert speed_of(timed("a", 1, (5, 0), (30, 100), (40, 300)), 300) == pytest.approx(20)
-
-
-def test_the_window_ends_between_two_records_where_the_common_total_was_reached():
     # 100 steps in the first interval's second, and 50 of the 400 that the second one takes 4 s for.
     assert speed_of(timed("a", 1, (1, 100), (2, 200), (6, 600)), 250) == pytest.approx(150 / 1.5)
 
@@ -121,7 +103,7 @@ def test_runs_are_compared_by_their_ranks_where_these_differ(tmp_path):
     result = measure_speedup([one, two])
     assert [(run.run, run.count) for run in result.runs] == [("one", 1), ("two", 2)]
     assert (result.unit, result.base_count) == ("rank", 1)
-    assert by_run(result)["two"].efficiency == pytest.approx(0.75)
+    assert result.runs[1].efficiency == pytest.approx(0.75)
     assert "against 1 rank:" in result.table()
     # As many ranks, each with more workers: their workers count, all of them.
     more = Run("more", tmp_path, {**config, "num_workers": 6}, twice, other_ranks=(twice,))

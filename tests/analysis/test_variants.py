@@ -1,5 +1,8 @@
-from asyncrl.analysis.benchmark.results import LearningFigures, ResultStore, SimulationFigures
+import pytest
+
+from asyncrl.analysis.benchmark.tasks import num_passes
 from asyncrl.analysis.benchmark.variants import Layout, Protocol, Task, Variant, ordered_tasks
+from asyncrl.config.schema import TrainConfig
 
 SMALL, LARGE = Layout(1, 8), Layout(2, 32)
 VARIANTS = [Variant("sync", "local", SMALL), Variant("async", "local", SMALL), Variant("sampling", "central", LARGE)]
@@ -38,25 +41,8 @@ def test_what_is_not_asked_for_is_not_measured():
     assert {task.kind for task in ordered_tasks(VARIANTS, (0,), protocol)} == {"learning"}
 
 
-def test_results_outlive_a_line_that_was_cut_off(tmp_path):
-    path = tmp_path / "results.jsonl"
-    first = Task("simulation", "1 x 8", 0, (), ("simulate_s=1",))
-    second = Task("learning", "sync local 1 x 8", 0, ("--gamma=1",), ())
-    learned = LearningFigures(10, 1.0, 2.0, None, [[5.0, 0.5, 1.0]])
-    ResultStore(path).add(first, SimulationFigures(100.0, replayed=False), "one")
-    with path.open("a") as file:
-        file.write('{"task": {"kind": "lear')
-    ResultStore(path).add(second, learned, "two")
-    of_ranks = Task("learning", "async local 1 x 8 2 ranks", 0, (), (), num_ranks=2)
-    ResultStore(path).add(of_ranks, learned, "two")
-    store = ResultStore(path)
-    assert store.get(of_ranks) == learned
-    assert store.get(first) == SimulationFigures(100.0, replayed=False)
-    assert store.get(second) == learned
-    assert store.code_of([first, second]) == ["one", "two"]
-
-
-def test_a_result_under_other_conditions_is_not_taken(tmp_path):
-    store = ResultStore(tmp_path / "results.jsonl")
-    store.add(Task("simulation", "1 x 8", 0, (), ("simulate_s=1",)), SimulationFigures(100.0, replayed=False), "one")
-    assert store.get(Task("simulation", "1 x 8", 0, (), ("simulate_s=9",))) is None
+@pytest.mark.parametrize(("mode", "expected"), [("sync", 4), ("sampling", 0), ("hogwild", 1)])
+def test_samples_are_trained_on_as_often_as_the_mode_says(mode, expected):
+    variant = Variant(mode, "local", Layout(1, 8))
+    config = TrainConfig(algo="a2c", num_epochs=4, backend="hogwild" if mode == "hogwild" else "actor_learner")
+    assert num_passes(Task("throughput", variant.name, 0, variant.flags, ()), config) == expected

@@ -18,8 +18,6 @@ import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(40_000_000); end = time.time() + 3\\n"
                                                 "while time.time() < end: pass"])
 child.wait()
-print("error: as asked")
-sys.exit(7)
 """
 STUBBORN = """
 import json, os, signal, subprocess, sys, time
@@ -31,20 +29,24 @@ time.sleep(100)
 
 
 def test_cpu_between_two_moments_is_interpolated():
-    usage = Usage(cpu=((0.0, 0.0), (10.0, 5.0), (20.0, 25.0)), peak_pss_bytes=None, peak_rss_bytes=0)
+    usage = Usage(cpu=[(0.0, 0.0), (10.0, 5.0), (20.0, 25.0)])
     assert usage.cpu_between(5.0, 15.0) == pytest.approx(15.0 - 2.5)
 
 
 def test_what_descendants_use_counts(tmp_path):
     log = tmp_path / "out.log"
-    finished = run_watched([sys.executable, "-c", BUSY_CHILD], log)
-    assert finished.exit_code == 7
-    assert "as asked" in log.read_text()
-    cpu = [used for _, used in finished.usage.cpu]
+    usage = run_watched([sys.executable, "-c", BUSY_CHILD], log)
+    cpu = [used for _, used in usage.cpu]
     assert cpu == sorted(cpu), "a process that has ended is not forgotten"
     assert cpu[-1] > 0
-    assert finished.usage.peak_rss_bytes > 40_000_000
-    assert finished.usage.peak_pss_bytes is None or finished.usage.peak_pss_bytes <= finished.usage.peak_rss_bytes
+    assert usage.peak_rss_bytes > 40_000_000
+    assert usage.peak_pss_bytes is None or usage.peak_pss_bytes <= usage.peak_rss_bytes
+
+
+def test_a_command_that_fails_is_reported_with_its_last_error(tmp_path):
+    command = [sys.executable, "-c", "import sys; print('error: a'); print('error: as asked'); sys.exit(7)"]
+    with pytest.raises(TaskFailed, match=r"^training ended with exit code 7: as asked \(output: .*log\)$"):
+        run_watched(command, tmp_path / "log", what="training")
 
 
 def test_a_command_that_hangs_is_ended(tmp_path):

@@ -266,3 +266,12 @@ def test_steps_are_counted_after_the_cursor_covers_their_row() -> None:
     ReplayStripes(recorded).publish(0, 2)
     assert stored == ["replay.rows", "replay.env_steps"]
     assert (stripes.num_rows[0], stripes.total_env_steps()) == (1, 2)
+
+
+def test_stripes_tell_where_episodes_begin() -> None:
+    _, stripes = new_replay(1, 2, 6)
+    for row in range(7):  # once around
+        rows = stripes.rows(0, row)
+        rows.terminated[:], rows.truncated[:], rows.valid[:] = row == 5, False, [True, row != 6]
+    found = [stripes.beginnings((0, row)).begins.tolist() for row in (5, 6, 7)]
+    assert found == [[False, False], [True, True], [False, True]]

@@ -83,3 +83,21 @@ def test_what_a_slot_held_before_does_not_count_as_written(slots: TrajectorySlot
     others = [slot for slot in range(slots.num_slots) if slot != SLOT]
     assert np.isnan(slots.value[others]).all()
     assert {slots.state(slot) for slot in others} == {SlotState.FREE}
+
+
+def test_slots_tell_where_episodes_begin() -> None:
+    _, slots = small_arena(planned(rollout=4, batch_size=8, num_workers=1, num_envs_per_worker=2))
+    slots.grant(1, 0)
+    slots.valid[1], slots.terminated[1], slots.truncated[1] = True, False, False
+    slots.terminated[1, 0, 0] = slots.truncated[1, 3, 0] = True
+    slots.valid[1, 1, 0] = False
+    found = [slots.beginnings((1, row)) for row in range(5)]
+    assert [each.split_idx for each in found] == [0] * 5
+    assert [each.begins.tolist() for each in found] == [
+        [False, False],
+        [True, False],
+        [True, False],
+        [False, False],
+        [True, False],  # the reset observation is in the first row of the next slot
+    ]
+    assert [each.takes_action for each in found] == [True] * 4 + [False]

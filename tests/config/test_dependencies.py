@@ -36,7 +36,6 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (needs backend=hogwild)"),
         (["--algo=a3c", "--batch_size=64"], "--batch_size (needs algo=ppo or a2c or sac or td3 or dqn)"),
         (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (needs hogwild_mode=gradients)"),
-        (["--num_remote_hosts=2", "--ray_address=a:1"], "--ray_address, --num_remote_hosts (needs cluster=ray)"),
         (["--num_inference_workers=2"], "--num_inference_workers (needs inference_mode=central)"),
         (["--eval_episodes=3"], "--eval_episodes (needs eval_every_env_steps)"),
         (
@@ -49,10 +48,6 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         ),
         (["--fixed_lag=True", "--async_rl=False"], "--fixed_lag (needs async_rl=True)"),
         (
-            ["--cluster=ray", "--backend=hogwild", "--hogwild_mode=gradients", "--remote_slots_in_flight=4"],
-            "--remote_slots_in_flight (needs backend=actor_learner)",
-        ),
-        (
             ["--serial_mode=True", "--max_restarts=3", "--env_step_timeout=20"],
             "--env_step_timeout, --max_restarts (needs serial_mode=False)",
         ),
@@ -63,8 +58,6 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--with_vtrace=True", "--recompute_values=False"], "--recompute_values (needs with_vtrace=False)"),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
-        (["--algo=sac", "--burn_in=64"], "--burn_in (needs use_rnn=True)"),
-        (["--algo=ppo", "--use_rnn=True", "--burn_in=64"], "--burn_in (needs algo=sac or td3)"),
         (["--algo=sac", "--adaptive_stddev=True"], "--adaptive_stddev (needs algo=ppo or a2c or a3c)"),
         (["--algo=a2c", "--ppo_objective=clip"], "--ppo_objective (needs algo=ppo)"),
         (

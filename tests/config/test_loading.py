@@ -12,7 +12,7 @@ import yaml
 
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
-from asyncrl.config.loading import load, load_given
+from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.other_names import other_names
 from asyncrl.config.plan import resolve
@@ -152,31 +152,6 @@ def test_asynchronous_sac_has_values_for_small_and_large_bodies(
     assert own.size > 10 * own.warmup_env_steps
     if num_workers == 16:
         assert (config.train_for_env_steps, config.learning_rate) == (50_000_000, 5e-5)
-
-
-def test_a_critic_stands_for_values_that_flags_override(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["--env=HalfCheetah-v5", "--algo=sac", "--critic=simba", "--device=cpu"]
-    plain, loaded = load([*argv[:2], "--device=cpu"]), load([*argv, "--weight_decay=0.5"])
-    assert not plain.config.residual_blocks and plain.config.critic_mlp_layers is None
-    config = loaded.config
-    assert config.residual_blocks and config.normalize_input and config.weight_decay == 0.5
-    assert config.learning_rate == 1e-4 and loaded.origins["learning_rate"] == "critic simba"  # over the preset's
-    assert config.critic_mlp_layers == [128, 128]
-    assert load([*argv[:3], "--device=cuda"]).config.critic_mlp_layers == [512, 512]
-    assert load([*argv, "--learner_device=cuda:1"]).config.critic_mlp_layers == [512, 512]
-    monkeypatch.setattr(Machine, "detect", lambda: Machine(4, torch_has_cuda=True, num_cuda_devices=1))
-    assert load(argv[:3]).config.critic_mlp_layers == [512, 512]
-    assert load(["--algo=dqn", "--critic=simba"]).config.residual_blocks is False
-    assert load_given(TrainConfig(algo="sac", critic="crossq")).config.batch_renorm
-
-
-def test_a_resumed_run_keeps_the_widths_that_it_began_with(tmp_path: Path) -> None:
-    saved = tmp_path / "config.yaml"
-    saved.write_text("algo: sac\ncritic: simba\nresidual_blocks: true\ncritic_mlp_layers: [7, 7]\n")
-    loaded = load(["--experiment=run", "--critic=crossq"], find_saved=lambda *_: saved)
-    assert loaded.config.batch_renorm, "a run without a checkpoint may still change it"
-    loaded = load(["--experiment=run", "--device=cuda"], find_saved=lambda *_: saved)
-    assert loaded.config.critic_mlp_layers == [7, 7] and loaded.config.value_bins is None
 
 
 def test_flags_of_one_policy_leave_what_else_was_saved_of_policies(tmp_path: Path) -> None:

@@ -202,9 +202,9 @@ def test_a_replay_takes_the_place_of_slots_and_learning_has_the_cores() -> None:
     assert planned(many).replay is None
 
 
-def test_the_warmup_holds_a_first_transition_or_sequence_of_each_environment() -> None:
+def test_the_warmup_holds_a_first_transition_of_each_environment() -> None:
     many = {"algo": "sac", "num_workers": 160, "num_envs_per_worker": 64, "warmup_env_steps": 10_000}
-    for settings, steps in (({}, 2), ({"n_step": 3}, 4), ({"use_rnn": True, "burn_in": 8, "recurrence": 16}, 25)):
+    for settings, steps in (({}, 2), ({"n_step": 3}, 4)):
         replay = planned(**many, **settings).replay
         assert replay is not None and replay.warmup_env_steps == 160 * 64 * steps
     few = planned(**{**many, "num_workers": 8}).replay

@@ -385,7 +385,7 @@ def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
 
 
 def test_networks_act_in_evaluation_mode_and_learn_in_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ActorCritic, "runs_in_arrays", False)
+    monkeypatch.setattr(ActorCritic, "has_passes", False)
     pair = Pair()
     worker, modes = pair.workers[0], []
     model = worker._learner.model

@@ -171,19 +171,6 @@ def train_noting(learner: OnPolicyLearner, dataset: Dataset, steps: list[tuple[T
     return {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(variant=VARIANTS, seed=st.integers(0, 1000))
-def test_gradients_in_arrays_are_those_of_autograd(spec: EnvSpec, variant: dict[str, Any], seed: int) -> None:
-    arrays, autograd = both_for(spec, **{**variant, "max_grad_norm": 0.0})
-    batch = prepare_same(arrays, autograd, seed, distance=0.5)
-    for learner in (arrays, autograd):
-        learner._gradient.fill_(7.0)  # what is not written is noticed
-        learner._take_step(batch, 0.0)
-    torch.testing.assert_close(arrays._gradient, autograd._gradient, rtol=1e-4, atol=2e-6)
-    assert autograd._gradient.abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_wide_layers_and_minibatches_of_changing_size_are_the_same_too(shared: bool) -> None:
     spec = SPECS["continuous"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -22,7 +21,6 @@ from asyncrl.learner.dqn import DqnLearner
 from asyncrl.models.distributions import FORBIDDEN
 from asyncrl.models.dqn import QNetwork, best_choice, dueling_values, epsilon_greedy
 from asyncrl.models.flat import FlatParameters, read_block
-from asyncrl.runtime.processes import RunFailed
 
 MASKED = spec_of_spaces(
     spaces.Dict({"action_mask": spaces.MultiBinary(3), "state": spaces.Box(-1.0, 1.0, (3,))}),
@@ -142,15 +140,6 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
         torch.testing.assert_close(own.values(own.inputs_of(obs)), values(plain, obs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("discount", "value"), [(0.0, 1.0), (0.5, 2.0)])
-def test_reward_one_for_ever_is_worth_more_than_once(discount: float, value: float) -> None:
-    learner = make(tau=0.2)
-    obs = torch.zeros(8, 3)
-    batch = one_step(obs, torch.arange(8) % 4, torch.ones(8), obs, torch.full((8,), discount))
-    learner.train([batch] * 300)
-    assert learner.model.values(learner.model.inputs_of(obs[:1])).tolist()[0] == pytest.approx([value] * 4, abs=0.05)
-
-
 def test_exploration_falls_with_the_steps_and_is_published_and_not_trained() -> None:
     schedule = {"train_for_env_steps": 1000, "exploration_initial_eps": 0.9, "exploration_final_eps": 0.1}
     learner = make(**schedule, exploration_fraction=0.5, weight_decay=0.5, learning_rate=0.1)
@@ -168,69 +157,6 @@ def test_exploration_falls_with_the_steps_and_is_published_and_not_trained() -> 
         parameters = acting.act(draw(CHOICE, 1)[0].obs).action_parameters.exp()
         assert parameters.min().item() == pytest.approx(epsilon / 4)
         assert parameters.max().item() == pytest.approx(1 - epsilon * 3 / 4)
-
-
-def test_the_schedule_of_the_learning_rate_reaches_the_weights() -> None:
-    learner = make(lr_schedule="linear_decay", train_for_env_steps=1000)
-    for steps, rate in ((0, 0.01), (500, 0.005), (1000, 0.0)):
-        before = learner.publication()
-        metrics = learner.train(draw(CHOICE, 1), steps)
-        assert metrics is not None and metrics.learning_rate == pytest.approx(rate)
-        moved = (learner.publication() - before)[: learner._network.flat.data.numel() - 1].abs().max()
-        assert bool(moved > 0.0) == (rate > 0.0)
-
-
-def test_the_target_network_moves_by_tau() -> None:
-    learner = make(tau=0.25)
-    before = learner._target.flat.clone()
-    learner.train(draw(CHOICE, 1))
-    torch.testing.assert_close(learner._target.flat, before.lerp(learner._network.flat.data, 0.25))
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_a_restored_learner_continues_to_the_bit(dueling: bool) -> None:
-    settings = {"normalize_input": True, "lr_schedule": "linear_decay", "dueling": dueling}
-    learner, restored = make(**settings), make(seed=9, **settings)
-    batches = draw(CHOICE, 6)
-    learner.observe(batches[0].obs)
-    learner.train(batches[:3], 40)
-    state = learner.state_dict()
-    restored.load_state_dict(state)
-    assert torch.equal(restored.publication(), learner.publication())
-    learner.observe(batches[1].obs)
-    restored.observe(batches[1].obs)
-    assert learner.train(batches[3:], 80) == restored.train(batches[3:], 80)
-    assert torch.equal(learner.publication(), restored.publication())
-    assert state.scalars["policy_version"] == 3 and not torch.equal(state.optimizer["target"], learner._target.flat)
-
-
-@pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_steps_along_what_is_not_finite_are_left_out(field: str, bad: float) -> None:
-    learner = make(nonlinearity="relu")
-    batches = draw(CHOICE, 3)
-    getattr(batches[1], field)[2] = bad
-    before = learner.publication()
-    assert learner.train([batches[1]]) is None
-    assert learner.skipped_steps == 1 and torch.equal(learner.publication(), before)
-    metrics = learner.train(batches)
-    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
-    assert torch.isfinite(learner.publication()).all()
-    learner.train([batches[1]] * 9)
-    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
-        learner.train([batches[1]])
-    assert f"{field}: " in caught.value.details
-
-
-def test_updates_see_observations_in_units_of_their_deviation() -> None:
-    plain, scaled = make(normalize_input=True), make(normalize_input=True)
-    batches = draw(CHOICE, 20)
-    shifted = [batch._replace(obs=batch.obs * 50 + 7, next_obs=batch.next_obs * 50 + 7) for batch in batches]
-    plain.observe(torch.cat([batch.obs for batch in batches]))
-    scaled.observe(torch.cat([batch.obs for batch in shifted]))
-    first, second = plain.train(batches), scaled.train(shifted)
-    assert first is not None and second is not None
-    assert dataclasses.astuple(first) == pytest.approx(dataclasses.astuple(second), rel=1e-3)
 
 
 def test_other_actions_are_refused() -> None:

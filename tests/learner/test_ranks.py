@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from child_targets import exchange_once
-from critic_sets import critic_set
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import FixedCall
@@ -41,7 +40,6 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import LearnerContext, StopCondition
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.block_network import BatchRenorm
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 
@@ -364,26 +362,6 @@ def test_two_ranks_with_a_scaled_learning_rate_learn_what_one_does_at_the_produc
     expected = learn_without_noise("dqn", Ranks())
     for state in together(2, lambda ranks: learn_without_noise("dqn", ranks, **scaled)):
         assert_same(state, with_rate(expected, 0.01 / factor))
-
-
-def test_statistics_of_batch_renormalization_move_towards_the_mean_over_ranks() -> None:
-    settings = {**critic_set("crossq"), "policy_delay": 1, "normalize_input": False, "precision": "float32"}
-    config = TrainConfig(**settings)
-    (drawn,) = draw(SAC_BOX, num=1)
-
-    def work(ranks: ThreadRanks) -> tuple[list[Tensor], LearnerState]:
-        with ONE_AT_A_TIME:
-            learner = SacLearner(SacActor(SAC_BOX, config), config, SAC_BOX, CPU, ParameterStore(ranks))
-        obs = torch.full_like(drawn.obs, 2.0 * ranks.rank)
-        learner.train([drawn._replace(obs=obs, next_obs=obs)])
-        networks = [learner.critic.modules(), learner.model.modules()]
-        of_inputs = [next(layer for layer in layers if isinstance(layer, BatchRenorm)) for layers in networks]
-        return [layer.running_mean.detach()[..., :3] for layer in of_inputs], learner.state_dict()
-
-    (means, first), (means_too, second) = together(2, work)
-    for mean in (*means, *means_too):
-        torch.testing.assert_close(mean, torch.full_like(mean, 0.01))  # a hundredth of the way from 0 to 1
-    assert_same(second, first)
 
 
 def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_finite() -> None:

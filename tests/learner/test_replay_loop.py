@@ -18,7 +18,8 @@ from asyncrl.learner import replay_loop as trainer_module
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.monitoring.reports import PhaseTimer, SacMetrics, SampleAges
+from asyncrl.learner.worker import LearnerContext, StopCondition
+from asyncrl.monitoring.reports import SacMetrics, SampleAges
 
 
 class Fakes:
@@ -58,9 +59,7 @@ class Fakes:
             self,
             waker,
             [self.worker],
-            self.control,
-            config,
-            PhaseTimer(),
+            LearnerContext(config, self.control, StopCondition(self.control, None)),
             first_env_steps=7,
             threads=threads,
             return_scale=self if config.normalize_rewards else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import math
 from typing import Any
@@ -23,10 +22,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.td3 import Td3Learner
-from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.td3 import DeterministicActor
-from asyncrl.runtime.processes import RunFailed
 
 PICTURE = spec_of_spaces(
     spaces.Box(0, 255, (8, 8, 1), np.uint8),
@@ -127,18 +124,6 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
         torch.testing.assert_close(critic.mlp(inputs), torch.stack([each(inputs) for each in many]))
 
 
-@pytest.mark.parametrize(("discount", "value"), [(0.8, 5.0), (0.0, 1.0)], ids=["truncated", "terminated"])
-def test_reward_one_for_ever_is_worth_more_than_once(discount: float, value: float) -> None:
-    learner = make(encoder_mlp_layers=[], learning_rate=0.03, tau=0.2)
-    batches = []
-    for batch in draw(BOX, 800):
-        same, ones = torch.zeros_like(batch.obs), torch.ones_like(batch.reward)
-        batches.append(batch._replace(obs=same, next_obs=same, reward=ones, discount=discount * ones))
-    learner.train(batches)
-    values = learner.critic.values(Inputs(torch.zeros(1, 3)), torch.zeros(1, 2)).detach()
-    torch.testing.assert_close(values, torch.full_like(values, value), atol=0.05 * value, rtol=0.0)
-
-
 def test_the_policy_finds_the_best_action_of_each_observation() -> None:
     learner = make(encoder_mlp_layers=[64], learning_rate=0.003, nonlinearity="relu", tau=0.02)
     batches = []
@@ -165,62 +150,6 @@ def test_policy_and_targets_move_at_every_policy_delay_th_update() -> None:
     for own in ("actor", "critic"):
         expected = states[2][f"target_{own}"].lerp(states[3][f"{own}.value.0"], 0.25)
         torch.testing.assert_close(states[3][f"target_{own}"], expected)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("spec", [BOX, PICTURE], ids=["numbers", "picture"])
-def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, precision: str) -> None:
-    settings = {"normalize_input": True, "precision": precision, "lr_schedule": "linear_decay"}
-    learner, restored = make(spec, **settings), make(spec, seed=9, **settings)
-    batches = draw(BOX, 7)
-    if spec is PICTURE:
-        pixels = torch.randint(256, (14, 12, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-        batches = [b._replace(obs=pixels[i], next_obs=pixels[7 + i]) for i, b in enumerate(batches)]
-    learner.observe(batches[0].obs)
-    learner.train(batches[:4], 40)
-    state = learner.state_dict()
-    restored.load_state_dict(state)
-    assert torch.equal(restored.publication(), learner.publication())
-    for each in (learner, restored):
-        each.observe(batches[1].obs)
-    assert learner.train(batches[4:5], 60) == restored.train(batches[4:5], 60)  # no step of the policy
-    assert learner.train(batches[5:], 80) == restored.train(batches[5:], 80)
-    assert torch.equal(learner.publication(), restored.publication())
-    assert state.scalars["policy_version"] == 4
-    assert not torch.equal(state.optimizer["target_actor"], learner._target_actor.flat)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
-@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
-def test_steps_along_what_is_not_finite_are_left_out(field: str, bad: float, precision: str) -> None:
-    learner = make(policy_delay=1, precision=precision, nonlinearity="relu", encoder_mlp_layers=[64, 64, 64])
-    batches = draw(BOX, 3)
-    getattr(batches[1], field)[2] = bad
-    before = learner.publication()
-    assert learner.train([batches[1]]) is None
-    assert learner.skipped_steps == (2 if field == "obs" else 1), "the policy's step reads observations only"
-    assert bool(torch.equal(learner.publication(), before)) == (field == "obs")
-    assert torch.isfinite(learner.publication()).all()
-    metrics = learner.train(batches)
-    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
-    assert all(torch.isfinite(tensor).all() for tensor in learner.state_dict().optimizer.values())
-    learner.train([batches[1]] * 9)
-    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
-        learner.train([batches[1]])
-    assert f"{field}: " in caught.value.details
-
-
-def test_bfloat16_products_give_nearly_the_same_gradients() -> None:
-    common = {"encoder_mlp_layers": [64, 64], "learning_rate": 0.0, "nonlinearity": "relu", "policy_delay": 1}
-    exact, reduced = make(**common), make(**{**common, "precision": "bf16"})
-    batches = draw(BOX, 1, size=256)
-    expected, metrics = exact.train(batches), reduced.train(batches)
-    assert metrics.critic_loss == pytest.approx(expected.critic_loss, rel=0.02)
-    assert metrics.critic_loss != expected.critic_loss
-    for name in ("critic.exp_avg.0", "actor.exp_avg.0"):
-        gradients = [learner.state_dict().optimizer[name] for learner in (exact, reduced)]
-        assert float(torch.cosine_similarity(*gradients, dim=0)) > 0.99
 
 
 def test_published_weights_make_the_policy_again_and_it_draws_nothing() -> None:

@@ -17,7 +17,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.exploration import make_exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 
@@ -93,17 +92,16 @@ def test_newer_weights_are_taken_over_with_their_statistics_and_their_version() 
     torch.testing.assert_close(torch.from_numpy(acting.slots.value[1, 0]), acting.expected_value((1, 0)))
 
 
-@pytest.mark.parametrize("use_rnn", [False, True])
 @pytest.mark.parametrize("settings", [{"algo": "td3"}, {"algo": "sac", "exploration_noise": "pink"}], ids=str)
-def test_actions_of_the_warm_up_are_uniform_whatever_noise_follows(settings: dict[str, Any], use_rnn: bool) -> None:
-    config = TrainConfig(**settings, use_rnn=use_rnn, rnn_size=4, encoder_mlp_layers=[8])
+def test_actions_of_the_warm_up_are_uniform_whatever_noise_follows(settings: dict[str, Any]) -> None:
+    config = TrainConfig(**settings, encoder_mlp_layers=[8])
     model = make_acting_model(BOX, config)
     num_envs = 400
-    rows = replay_specs(BOX, 1, num_envs, 10 * num_envs, rnn_state_size=model.rnn_state_size)
+    rows = replay_specs(BOX, 1, num_envs, 10 * num_envs)
     arena = Arena.create([*rows, *weights_specs(block_size(model))])
     stripes, channel = ReplayStripes(arena), WeightsChannel(arena)
     stripes.obs[:] = 1.0
-    exploration = make_exploration(model, config, stripes, 1, num_envs, seed=1)
+    exploration = model.make_exploration(config, stripes, 1, seed=1)
     policy = ActingPolicy(model, channel, stripes, torch.device("cpu"), seed=2, exploration=exploration)
     block = write_block(model, policy._flat).numpy()
     channel.publish(block, 0, env_steps=0)

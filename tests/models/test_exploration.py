@@ -13,7 +13,7 @@ from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.models.acting import make_act
-from asyncrl.models.exploration import CorrelatedNoise, Exploration
+from asyncrl.models.exploration import ActionNoise, CorrelatedNoise, make_action_noise
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
 
@@ -58,7 +58,7 @@ def acting(action: spaces.Space[Any], num_splits: int = 1, num_envs: int = 1000,
     with torch.no_grad():
         model.mlp.layers()[-1].bias[:] = 0.3
     answer = make_act(model, CPU, seed=1)(np.zeros((num_envs, 3), np.float32), np.zeros((num_envs, 0), np.float32))
-    return answer, Exploration(model, config, num_splits, num_envs, seed=2)
+    return answer, ActionNoise(model.distribution, config, num_splits, num_envs, seed=2)
 
 
 def test_a_certain_action_gets_noise_in_the_unit_of_the_bounds() -> None:
@@ -133,4 +133,4 @@ def test_only_policies_that_do_not_draw_it_themselves_need_it() -> None:
     ):
         config = TrainConfig(algo=algo, exploration_noise=noise)
         model: Any = make_acting_model(spec_of_spaces(NUMBERS, space, "Any", None), config)
-        assert Exploration.is_needed(model, config) is expected
+        assert (make_action_noise(model.distribution, config, 1, 1, seed=0) is not None) is expected

@@ -21,7 +21,7 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.sac import SacLearner
-from asyncrl.models.exploration import Exploration
+from asyncrl.models.exploration import ActionNoise
 from asyncrl.models.factory import make_acting_model
 from asyncrl.modes.tensors.replay import DeviceReplay
 from asyncrl.modes.tensors.worker import WAIT_S, DeviceReplayWorker
@@ -107,7 +107,7 @@ def test_td3_explores_on_the_device() -> None:
     config = TrainConfig(algo="td3", exploration_stddev=0.2)
     model = make_acting_model(SPEC, config)
     learner: Any = SimpleNamespace(policy_version=1, model=model)
-    exploration = Exploration(model, config, 1, NUM_ENVS, seed=0)
+    exploration = ActionNoise(model.distribution, config, 1, NUM_ENVS, seed=0)
     in_training: list[bool] = []
     for module in model.children():
         module.register_forward_hook(lambda module, *_: in_training.append(module.training))

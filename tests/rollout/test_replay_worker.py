@@ -6,86 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_runs import BOX, CountingWaker, ScriptedEnv, planned
+from replay_workers import ENDLESS, Worker
+from small_runs import BOX, planned
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.modes.choice import arena_specs
 from asyncrl.monitoring.reports import Phase
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
-from asyncrl.rollout.sinks import StripeSink
-from asyncrl.rollout.worker import WAIT_S, RolloutWorker, Split
-
-ENDLESS = 10**9
-
-
-class MailedActions:
-    """An action source that puts the row's number into the mailbox, at once or when the test says."""
-
-    def __init__(self, stripes: ReplayStripes, at_once: bool) -> None:
-        self._stripes, self._at_once = stripes, at_once
-        self.asked: list[tuple[int, int]] = []
-        self._open: set[int] = set()
-
-    def request(self, split_idx: int, slot: int, row: int) -> None:
-        assert slot == split_idx
-        self.asked.append((split_idx, row))
-        self._open.add(split_idx)
-        if self._at_once:
-            self.answer(split_idx)
-
-    def is_answered(self, split_idx: int) -> bool:
-        return split_idx not in self._open
-
-    def answer(self, split_idx: int) -> None:
-        self._open.remove(split_idx)
-        row = next(row for split, row in reversed(self.asked) if split == split_idx)
-        self.action = np.full((1, 1), 0.1 * row, np.float32)
-        self.rnn_state = self._stripes.inputs_at((split_idx, row))[1] + 1.0  # how many observations it has seen
-        self._stripes.answer((split_idx, row), slice(0, 1), self, version=3, now=0.0)
-
-
-class Worker:
-    """Worker 0 of 1 with two splits of one environment each, and all that it talks to."""
-
-    def __init__(
-        self, steps: list[tuple[float, float, bool, bool] | Exception], at_once: bool = True, **settings: Any
-    ) -> None:
-        plan = planned(
-            algo="sac",
-            num_workers=1,
-            num_envs_per_worker=2,
-            worker_num_splits=2,
-            inference_mode="central",
-            replay_size=20,
-            warmup_env_steps=10,
-            **settings,
-        )
-        self.arena = Arena.create(arena_specs(BOX, plan, num_weights=8))
-        self.stripes, self.limits = ReplayStripes(self.arena), ReplayLimits(self.arena)
-        self.actions = MailedActions(self.stripes, at_once)
-        self.envs = [ScriptedEnv(steps) for _ in range(2)]
-        self.learner, self.control = CountingWaker(), RunControl(self.arena, 1)
-        failures = FailureLog(0, TrainConfig(), self.control)
-        recovery = Recovery(failures, lambda: ScriptedEnv([(9.0, 9.0, False, False)] * 9), lambda env_idx, steps: steps)
-        groups = [EnvGroup([env], [0], split, BOX, "squashed", recovery) for split, env in enumerate(self.envs)]
-        self.worker = RolloutWorker(0, [self.split(group, idx) for idx, group in enumerate(groups)], self.control)
-
-    def split(self, group: EnvGroup, split_idx: int = 0) -> Split:
-        sink = StripeSink(split_idx, group, self.stripes, self.limits, self.learner)
-        return Split(split_idx, group, sink, self.actions)
-
-    def step(self, num_rows: int = 1) -> None:
-        """Each split requests the actions of a row, and steps it, as often."""
-        for _ in range(2 * num_rows):
-            assert self.worker.poll() == 0.0
-
-    def rows(self) -> list[int]:
-        return [self.stripes.num_rows[split] for split in range(2)]
+from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog
+from asyncrl.rollout.worker import WAIT_S
 
 
 def test_rows_hold_the_step_from_their_observation_and_the_row_after_an_end_begins_anew() -> None:
@@ -106,26 +38,6 @@ def test_rows_hold_the_step_from_their_observation_and_the_row_after_an_end_begi
     assert run.control.collected_steps(0) == 8
     assert run.worker.report().env_steps == 8
     assert run.learner.count == 10
-
-
-def test_a_recurrent_state_is_stored_before_each_observation_and_is_zero_where_an_episode_begins() -> None:
-    steps: list[Any] = [(1.0, 0.0, False, False), (2.0, 0.0, False, True), (4.0, 0.0, True, False)]
-    steps += [(5.0, 0.0, False, False), RuntimeError("broken"), (9.0, 0.0, False, False)]
-    run = Worker(steps, use_rnn=True, rnn_size=3)
-    run.limits.set(None, ENDLESS)
-    run.step()
-    run.worker.report()  # an episode must end before an environment may fail
-    run.step(6)
-    assert run.stripes.rnn_state.shape == (2, run.stripes.capacity, 1, 3)
-    # Row 2 holds a final observation, row 3 terminates, the step of row 5 fails.
-    assert run.stripes.rnn_state[0, :8, 0, 0].tolist() == [0, 1, 2, 0, 0, 1, 0, 1]
-    assert run.stripes.valid[0, :7, 0].tolist() == [True, True, False, True, True, False, True]
-    run.stripes.close_episodes(0)
-    run.stripes.rnn_state[0, 8] = 5.0
-    env = EnvGroup([ScriptedEnv(steps)], [0], 0, BOX, "squashed")
-    follower = run.split(env)
-    assert follower.begin() and follower.place == (0, 8)
-    assert not run.stripes.rnn_state[0, 8].any()
 
 
 def test_a_split_asks_for_actions_only_when_it_may_step() -> None:

@@ -282,7 +282,6 @@ def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Calla
         (("--policy.1.gama=0.9",), "There is no flag --policy.1.gama; the nearest is --policy.1.gamma"),
         (("--policy.1.rollout=8",), "--policy.1.rollout is not possible: only settings of learning and of the model"),
         (("--policy.1.action_unit=raw",), "--policy.1.action_unit is not possible: it is the same for all policies"),
-        (("--policy.1.use_sde=True",), "--policy.1.use_sde is not possible: it is the same for all policies"),
         (
             ("--use_rnn=True", "--policy.1.actor_critic_share_weights=True"),
             "is not possible with --use_rnn=True: all policies have as many recurrent cores",

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from critic_sets import CRITICS, critic_set
 from replay_checks import checking_learner_main, slow_learner_main
 from run_helper import REPLAY_MODES, SMALL, FinishedRun, assert_same_training, mean_return, run
+from sac_runs import SAC
 
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.learner.sac import SacLearner
@@ -26,23 +26,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 in_each_mode = pytest.mark.parametrize("mode", REPLAY_MODES)
 
-SAC: dict[str, Any] = {
-    "algo": "sac",
-    "num_envs_per_worker": 2,
-    "batch_size": 32,
-    "encoder_mlp_layers": [32],
-    "nonlinearity": "relu",
-    "policy_initialization": "torch_default",
-    "max_grad_norm": 0.0,
-    "precision": "float32",
-    "replay_size": 3000,
-    "warmup_env_steps": 200,
-    "train_for_env_steps": 1500,
-    "learning_rate": 0.005,
-    "lr_schedule": "constant",
-    "tau": 0.05,
-    "gamma": 0.8,
-}
+
 GREEDY: dict[str, Any] = {"ent_coef": 1e-4}  # so little entropy that values are those of rewards
 
 
@@ -193,42 +177,6 @@ def test_the_warm_up_covers_the_whole_range_of_actions_and_learning_starts_after
     taken = ActionAdapter(finished.spec, mapping="squashed").to_env_batch(drawn[:, np.newaxis])[:, 0]
     counts, _ = np.histogram(taken, bins=4, range=(-2.0, 6.0))
     assert np.abs(counts - 150).max() < 60
-
-
-@CRITICS
-def test_critics_of_blocks_find_a_distant_action(critic: str, tmp_path: Path) -> None:
-    settings = {**SAC, **critic_set(critic, 32), "ent_coef": 0.1, "policy_delay": 1}
-    settings |= {"learning_rate": 0.005, "reward_scale": 1.0 if critic == "simba_v2" else 0.1, "gamma": 0.8}
-    finished = run(tmp_path, "serial", "DistantTarget", **settings)
-    policy = load_policy(Path(finished.outcome.checkpoint))
-    assert policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
-
-
-@CRITICS
-@pytest.mark.parametrize("terminates", [False, True])
-def test_critics_of_blocks_value_episodes_that_are_truncated_and_those_that_terminate(
-    critic: str, terminates: bool, tmp_path: Path
-) -> None:
-    settings = {**SAC, **critic_set(critic, 32), **GREEDY, "env_kwargs": {"terminates": terminates}, "gamma": 0.8}
-    settings |= {"learning_rate": 0.003, "value_limit": 8.0, "normalize_rewards": False, "normalize_input": False}
-    finished = run(tmp_path, "serial", "EndlessReward", **settings)
-    expected = [2.44, 1.0] if terminates else [5.0, -1.0]
-    observations = ([0.0, 1.0], [0.0, 3.0]) if terminates else ([0.0, 0.0], [1.0, 0.0])
-    assert values(finished, *observations) == pytest.approx(expected, abs=0.4)
-
-
-@CRITICS
-def test_a_run_with_blocks_that_is_resumed_equals_one_that_never_stopped(critic: str, tmp_path: Path) -> None:
-    settings = {**SAC, **critic_set(critic), "checkpoint_resets": True, "save_replay": True, "train_for_env_steps": 900}
-    settings |= {"save_every_env_steps": 400, "keep_checkpoints": 100, "updates_per_env_step": 0.2}
-    whole = run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
-    path = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")[-1]
-    resumed = run(tmp_path / "resumed", "serial", "CartPole-v1", resume_from=path, **settings)
-    first, second = (checkpoint.load(Path(f.outcome.checkpoint), with_replay=True) for f in (whole, resumed))
-    assert_same_training(first, second)
-    names = [name for name in first.state if name.startswith("return_")]
-    assert len(names) == (4 if critic == "simba_v2" else 0)
-    assert all(first.state[name] == second.state[name] for name in names)
 
 
 @pytest.mark.parametrize("async_rl", [False, True])

@@ -105,7 +105,6 @@ def test_what_it_cannot_train_is_one_sentence() -> None:
         assert "--algo=sac" in str(problem)
     for flags in (
         ["--backend=hogwild"],
-        ["--use_rnn=True", "--n_step=3"],
         ["--num_policies=2"],
         ["--env_backend=tensor"],
     ):

@@ -11,7 +11,7 @@ import pytest
 import showcases
 from showcases import SHOWCASES, Showcase
 
-from asyncrl.analysis.benchmark.watch import Finished, TaskFailed, Usage
+from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.config.loading import load
 
 
@@ -20,7 +20,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that are run; they only write what Stable-Baselines3's driver writes."""
     made: list[list[str]] = []
 
-    def run_watched(command: list[str], log: Path, timeout_s: float) -> Finished:
+    def run_watched(command: list[str], log: Path, timeout_s: float) -> None:
         made.append(command)
         if command[-3] == "train":
             folder, number = Path(command[-2]), len(made)
@@ -31,7 +31,6 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
                 json.dumps(dict(zip(("time_s", "env_steps", "mean_return"), each, strict=True))) for each in points
             ]
             (folder / "curve.jsonl").write_text("\n".join(lines))
-        return Finished(0, Usage((), None, 0))
 
     monkeypatch.setattr(showcases, "run_watched", run_watched)
     monkeypatch.setattr(showcases, "python_of", lambda peer, work_dir: Path("python"))
@@ -72,7 +71,7 @@ def test_a_stretch_that_was_stopped_is_made_again_to_the_same_end(
 ) -> None:
     showcase, run = showcase_of(tmp_path, 1.0, "a3c"), showcases.run_watched
 
-    def stop(command: list[str], log: Path, timeout_s: float) -> Finished:
+    def stop(command: list[str], log: Path, timeout_s: float) -> None:
         run(command, log, timeout_s)
         raise KeyboardInterrupt
 
@@ -87,10 +86,10 @@ def test_a_stretch_that_was_stopped_is_made_again_to_the_same_end(
 def test_a_system_that_fails_does_not_hold_up_the_others(tmp_path: Path, commands: Any, monkeypatch: Any) -> None:
     run = showcases.run_watched
 
-    def fail(command: list[str], log: Path, timeout_s: float) -> Finished:
+    def fail(command: list[str], log: Path, timeout_s: float) -> None:
         if "--algo=a3c" in command:
             raise TaskFailed("as asked")
-        return run(command, log, timeout_s)
+        run(command, log, timeout_s)
 
     monkeypatch.setattr(showcases, "run_watched", fail)
     assert not showcase_of(tmp_path, 2.0, "a3c", "ppo").make()

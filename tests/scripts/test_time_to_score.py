@@ -474,7 +474,7 @@ def test_a_run_of_asyncrl_is_trained_saved_and_evaluated(tmp_path: Path) -> None
 def test_a_run_that_cannot_be_trained_says_where_its_output_is(tmp_path: Path) -> None:
     system = Asyncrl("wrong", "wrong", ("--no_such_flag=1",), "abc")
     job = Job(SUITES["quick"][0], seed=0, folder=tmp_path / "run", limit_s=60.0, num_cores=2)
-    with pytest.raises(TaskFailed, match=r"exit code 2 \(output: .*run.training.log\)"):
+    with pytest.raises(TaskFailed, match=r"exit code 2: .*no_such_flag.* \(output: .*run.training.log\)"):
         running.run(system, job, episodes=2)
     assert "no_such_flag" in (tmp_path / "run.training.log").read_text()
 

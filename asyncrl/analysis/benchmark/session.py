@@ -9,6 +9,7 @@ measurements.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 import asyncrl
 from asyncrl.analysis.benchmark.options import BenchmarkOptions
 from asyncrl.analysis.benchmark.report import draw_plots, to_markdown
-from asyncrl.analysis.benchmark.results import About, ResultStore, summarize
+from asyncrl.analysis.benchmark.results import Entry, read_results, summarize
 from asyncrl.analysis.benchmark.simulation import record
 from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import (
@@ -27,12 +28,12 @@ from asyncrl.analysis.benchmark.variants import (
     Protocol,
     Task,
     Variant,
-    combinations,
     layouts_of,
     mode_flags,
     ordered_tasks,
 )
 from asyncrl.analysis.benchmark.watch import TaskFailed
+from asyncrl.analysis.records import append_json_line
 from asyncrl.analysis.tables import cell, digits
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
@@ -46,7 +47,6 @@ from asyncrl.runtime.run_folder import as_folder_name
 # The learner's clock starts a little before the first environment step.
 _START_ALLOWANCE_S = 2.0
 _ENDLESS_STEPS = 10**15
-_DEFAULT_OUTPUT = Path("bench")
 
 Say = Callable[[str], None]
 
@@ -66,7 +66,12 @@ class Benchmark:
     @property
     def output(self) -> Path:
         """Folder of all files; by default one for each environment."""
-        return self.options.own.output or _DEFAULT_OUTPUT / as_folder_name(self.config.env_id)
+        return self.options.own.output or Path("bench") / as_folder_name(self.config.env_id)
+
+    @property
+    def results_file(self) -> Path:
+        """One line of JSON for each measurement, so that a stopped benchmark can continue."""
+        return self.output / "results.jsonl"
 
 
 def prepare(options: BenchmarkOptions) -> Benchmark:
@@ -82,7 +87,13 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     protocol = _protocol(options, checkpoint)
     most_ranks = max(own.num_ranks)
     variants: dict[Variant, preflight.Preflight] = {}
-    for flags, mode in combinations(own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker):
+    lists = {
+        "inference_mode": own.inference_modes,
+        "num_workers": own.num_workers,
+        "num_envs_per_worker": own.num_envs_per_worker,
+    }
+    choices = [[f"--{name}={value}" for value in values] for name, values in lists.items() if values]
+    for flags, mode in itertools.product(itertools.product(*choices), own.modes):
         checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags), most_ranks)
         plan = checked.plan
         if (plan.hogwild is not None) != (mode == "hogwild"):
@@ -107,19 +118,20 @@ def run(benchmark: Benchmark, say: Say) -> bool:
         EnvironmentFailed: the environment raised during the recording of the policy.
     """
     try:
-        store = ResultStore(benchmark.output / "results.jsonl")
+        benchmark.output.mkdir(parents=True, exist_ok=True)
+        results = read_results(benchmark.results_file)
     except OSError as error:
         raise UsageError(f"--output={benchmark.output} cannot be used: {error.strerror}.") from error
     failures: dict[Task, str] = {}
     try:
-        _carry_out(benchmark, store, failures, say)
+        _carry_out(benchmark, results, failures, say)
     finally:
-        _write_report(benchmark, store, failures, say)
+        _write_report(benchmark, results, failures, say)
     return not failures
 
 
-def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str], say: Say) -> None:
-    todo = [task for task in benchmark.tasks if store.get(task) is None]
+def _carry_out(benchmark: Benchmark, results: dict[Task, Entry], failures: dict[Task, str], say: Say) -> None:
+    todo = [task for task in benchmark.tasks if task not in results]
     if kept := len(benchmark.tasks) - len(todo):
         say(f"{kept} of {len(benchmark.tasks)} measurements were made before and are kept")
     own = benchmark.options.own
@@ -145,11 +157,13 @@ def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, st
                 "benchmark: the same command measures with the new ones."
             )
         try:
-            store.add(task, workshop.carry_out(task), code)
+            figures = workshop.carry_out(task)
         except TaskFailed as error:
             failures[task] = str(error)
             say(f"{label}: failed: {error}")
         else:
+            results[task] = {"task": dataclasses.asdict(task), "code": code, "figures": figures}
+            append_json_line(benchmark.results_file, results[task])
             say(f"{label}: done in {time.monotonic() - started:.0f} s")
 
 
@@ -166,30 +180,30 @@ def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path | Non
     return path
 
 
-def _write_report(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str], say: Say) -> None:
+def _write_report(benchmark: Benchmark, results: dict[Task, Entry], failures: dict[Task, str], say: Say) -> None:
     own, config, output = benchmark.options.own, benchmark.config, benchmark.output
-    about = About(
-        env=config.env_id,
-        policy=str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
-        thresholds=own.thresholds,
-        warm_up_s=own.warm_up_s,
-        measure_s=own.measure_s,
-        updates_per_dataset=config.num_epochs * config.num_batches_per_epoch,
-        code=tuple(store.code_of(benchmark.tasks)),
-        provenance={**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
-    )
-    measured = {task: figures for task in benchmark.tasks if (figures := store.get(task)) is not None}
+    measured = {task: results[task] for task in benchmark.tasks if task in results}
+    about = {
+        "env": config.env_id,
+        "policy": str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
+        "thresholds": own.thresholds,
+        "warm_up_s": own.warm_up_s,
+        "measure_s": own.measure_s,
+        "updates_per_dataset": config.num_epochs * config.num_batches_per_epoch,
+        "code": sorted({entry["code"] for entry in measured.values()}),
+        "provenance": {**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
+    }
     missing = {str(task): failures.get(task, "not measured yet") for task in benchmark.tasks if task not in measured}
-    results = summarize(about, benchmark.variants, measured, missing)
+    found = summarize(about, benchmark.variants, {task: entry["figures"] for task, entry in measured.items()}, missing)
     report = output / "report.md"
-    report.write_text(to_markdown(results, draw_plots(results, output / "plots"), output), encoding="utf-8")
+    report.write_text(to_markdown(found, draw_plots(found, output / "plots"), output), encoding="utf-8")
     say(f"report: {report}")
-    for found in results.mode_comparisons:
-        steps, seconds = (cell(figure, digits(2)) for figure in (found.env_steps, found.seconds))
-        say(f"{found.variant.name} to {found.threshold:g}, divided by sync: steps {steps}, seconds {seconds}")
+    for each in found.mode_comparisons:
+        steps, seconds = (cell(figure, digits(2)) for figure in (each["env_steps"], each["seconds"]))
+        say(f"{each['variant'].name} to {each['threshold']:g}, divided by sync: steps {steps}, seconds {seconds}")
     for path in filter(None, (output / "benchmark.json", own.json_path)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.observations import ObservationCodec
-from asyncrl.runtime.lifeline import end_with, kill_group
-from asyncrl.runtime.processes import process_context
+from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, process_context
 from asyncrl.runtime.run_folder import replacing
 
 _NUM_ACTIONS = 1000
@@ -53,26 +51,16 @@ class Recording:
     ended: npt.NDArray[np.bool_]
     seeds: npt.NDArray[np.int64]
 
-    def part(self, first: int, count: int) -> Recording:
-        """Returns the rows of some environments.
-
-        Raises:
-            ValueError: the recording has fewer environments.
-        """
-        end = first + count
-        if end > len(self.ended):
-            raise ValueError(f"the recording holds {len(self.ended)} environments, asked for {first} to {end - 1}")
-        return Recording(self.actions[first:end], self.ended[first:end], self.seeds[first:end])
-
     def save(self, path: Path) -> None:
         """Writes the file; an interruption leaves no partial file."""
         with replacing(path) as file:
             np.savez(file, actions=self.actions, ended=self.ended, seeds=self.seeds)
 
     @staticmethod
-    def load(path: Path) -> Recording:
+    def load(path: Path, envs: slice) -> Recording:
+        """Reads the rows of some environments."""
         with np.load(path, allow_pickle=False) as content:
-            return Recording(content["actions"], content["ended"], content["seeds"])
+            return Recording(content["actions"][envs], content["ended"][envs], content["seeds"][envs])
 
 
 def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int, seed: int = 0) -> Recording:
@@ -155,46 +143,23 @@ def measure_pure_simulation(
         EnvironmentFailed: the environment raised, or a replay differs from the recording.
     """
     context = process_context()
-    pipes = [context.Pipe() for _ in range(num_workers)]
-    lifelines = [socket.socketpair() for _ in range(num_workers)]
-    processes = []
-    for worker_idx, (_, child) in enumerate(pipes):
-        player = _Player(config, worker_idx * num_envs_per_worker, num_envs_per_worker, recording, is_vectorized)
-        arguments = (lifelines[worker_idx], child, player, warm_up_s, seconds)
-        processes.append(context.Process(target=_simulate, args=arguments, daemon=True))  # type: ignore[attr-defined]
-    for process in processes:
-        process.start()
+    all_are_ready = context.Barrier(num_workers)
+    processes = ProcessManager(context, lambda name: Path(os.devnull))
+    total = 0.0
     try:
-        for (parent, child), (childs_lifeline, _) in zip(pipes, lifelines, strict=True):
-            child.close()
-            childs_lifeline.close()
-            _receive(parent)
-        for parent, _ in pipes:
-            parent.send("go")
-        total = sum(float(_receive(parent)) for parent, _ in pipes)
-        for process in processes:
-            process.join(5.0)
+        for worker in range(num_workers):
+            first_env_idx = worker * num_envs_per_worker
+            player = _Player(config, first_env_idx, num_envs_per_worker, recording, is_vectorized)
+            processes.start(f"simulation-{worker}", _simulate, player, all_are_ready, warm_up_s, seconds)
+        while processes.running:
+            for outcome in processes.wait(1.0):
+                if isinstance(outcome, ChildFailure):
+                    died = "A process of the pure simulation died."
+                    raise EnvironmentFailed(died if outcome.is_death else outcome.summary)
+                total += outcome.value
         return total
     finally:
-        for (parent, _), lifeline, process in zip(pipes, lifelines, processes, strict=True):
-            parent.close()
-            for end in lifeline:
-                end.close()
-            assert process.pid is not None
-            kill_group(process.pid)  # what its environments have left
-            process.kill()
-            process.join()
-            process.close()
-
-
-def _receive(pipe: Connection) -> Any:
-    try:
-        message = pipe.recv()
-    except EOFError:
-        raise EnvironmentFailed("A process of the pure simulation died.") from None
-    if isinstance(message, EnvironmentFailed):
-        raise message
-    return message
+        processes.end(0.0)
 
 
 @dataclass(frozen=True)
@@ -214,8 +179,8 @@ class _Player:
         envs = [make_run_env(self.config, in_training=True) for _ in range(self.num_envs)]
         if self.recording is None:
             return self._random_steps(envs)
-        part = Recording.load(self.recording).part(self.first_env_idx, self.num_envs)
-        return self._recorded_steps(envs, part)
+        rows = slice(self.first_env_idx, self.first_env_idx + self.num_envs)
+        return self._recorded_steps(envs, Recording.load(self.recording, rows))
 
     def _random_steps(self, envs: list[Any]) -> Iterator[None]:
         for env_idx, env in enumerate(envs):
@@ -265,24 +230,17 @@ class _Player:
                 yield
 
 
-def _simulate(
-    lifeline: tuple[socket.socket, socket.socket], pipe: Connection, player: _Player, warm_up_s: float, seconds: float
-) -> None:
-    end_with(*(end.detach() for end in lifeline))
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(quiet, stream)
+def _simulate(player: _Player, all_are_ready: Barrier, warm_up_s: float, seconds: float, reports: object) -> float:
     try:
         steps = player.steps()
         next(steps)
-        pipe.send("ready")
-        pipe.recv()
+        all_are_ready.wait()
         _rate(steps, warm_up_s)
-        pipe.send(_rate(steps, seconds))
+        return _rate(steps, seconds)
     except (EnvironmentFailed, UsageError) as error:
-        pipe.send(EnvironmentFailed(str(error)))
+        raise RunFailed(str(error)) from error
     except ENVIRONMENT_EXCEPTIONS as error:
-        pipe.send(EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}"))
+        raise RunFailed(f"The environment failed:\n{environment_traceback(error)}") from error
 
 
 def _rate(steps: Iterator[None], seconds: float) -> float:

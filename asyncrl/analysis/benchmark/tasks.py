@@ -10,17 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark.results import (
-    Figures,
-    LearningFigures,
-    SimulationFigures,
-    ThroughputFigures,
-    learning_figures,
-    throughput_figures,
-)
+from asyncrl.analysis.benchmark.results import Figures, learning_figures, throughput_figures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Layout, Task
-from asyncrl.analysis.benchmark.watch import Finished, TaskFailed, run_watched
+from asyncrl.analysis.benchmark.watch import TaskFailed, Usage, ending, run_watched
 from asyncrl.analysis.records import read_records
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -68,7 +61,7 @@ class Workshop:
         except (EnvironmentFailed, UsageError) as error:
             raise TaskFailed(str(error)) from error
 
-    def _simulate(self, layout: Layout) -> SimulationFigures:
+    def _simulate(self, layout: Layout) -> Figures:
         rate = measure_pure_simulation(
             self.config,
             layout.num_workers,
@@ -77,41 +70,39 @@ class Workshop:
             recording=self.recording,
             is_vectorized=self.is_vectorized,
         )
-        return SimulationFigures(rate, replayed=self.recording is not None)
+        return {"env_steps_per_s": rate, "replayed": self.recording is not None}
 
-    def _throughput(self, task: Task) -> ThroughputFigures[float]:
-        finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
+    def _throughput(self, task: Task) -> Figures:
+        usage, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         config = folder.read_config()
         return throughput_figures(
             [read_records(path) for path in folder.metrics_of_ranks],
             startup_s=summary["startup_s"] or 0.0,
             warm_up_s=self.warm_up_s,
             num_epochs=num_passes(task, config),
-            usage=finished.usage,
+            usage=usage,
             replay_batch_size=config.batch_size * task.num_ranks if config.is_off_policy else None,
         )
 
-    def _learning(self, task: Task) -> LearningFigures:
+    def _learning(self, task: Task) -> Figures:
         _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
         return learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
 
-    def _train(self, task: Task, timeout_s: float) -> tuple[Finished, RunFolder, dict[str, Any]]:
+    def _train(self, task: Task, timeout_s: float) -> tuple[Usage, RunFolder, dict[str, Any]]:
         log = self._log(task.folder_name)
         place = (f"--train_dir={self.output / 'runs'}", f"--experiment={task.folder_name}")
         flags = (*task.flags, f"--seed={task.seed}", *place, "--restart_behavior=overwrite")
-        finished = run_watched(train_command(flags, task.num_ranks), log, timeout_s)
-        if finished.exit_code != 0:
-            raise TaskFailed(f"training ended with exit code {finished.exit_code}{_last_error(log)} (output: {log})")
+        usage = run_watched(train_command(flags, task.num_ranks), log, timeout_s, "training")
         folder = RunFolder.open(str(self.output / "runs"), task.folder_name)
-        return finished, folder, json.loads(folder.summary.read_text(encoding="utf-8"))
+        return usage, folder, json.loads(folder.summary.read_text(encoding="utf-8"))
 
     def _evaluate(self, folder: RunFolder) -> float:
         log = self._log(f"{folder.path.name}_evaluation")
         with log.open("wb") as errors:
             done = evaluate_run(folder.path, f"--episodes={self.episodes}", stderr=errors)
         if done.returncode != 0:
-            raise TaskFailed(f"evaluation ended with exit code {done.returncode}{_last_error(log)} (output: {log})")
+            raise TaskFailed(ending("evaluation", done.returncode, log))
         return float(json.loads(done.stdout.decode().splitlines()[-1])["mean_reward"])
 
     def _log(self, name: str) -> Path:
@@ -138,9 +129,3 @@ def num_passes(task: Task, config: TrainConfig) -> int:
     if SAMPLING_FLAG in task.flags:
         return 0
     return 1 if config.backend == "hogwild" and not config.algorithm.uses_ratio else config.num_epochs
-
-
-def _last_error(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return f": {found[-1]}" if found else ""

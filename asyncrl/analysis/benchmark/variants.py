@@ -6,10 +6,9 @@ that a machine that becomes slower during the benchmark slows all variants alike
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple
 
 Mode = Literal["sync", "async", "sampling", "hogwild"]
 TaskKind = Literal["simulation", "throughput", "learning"]
@@ -19,8 +18,7 @@ Unit = Literal["workers", "ranks"]
 SAMPLING_FLAG = "--debug_skip_training=True"
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Processes that step environments, and environments in each."""
 
     num_workers: int
@@ -131,26 +129,19 @@ def layouts_of(variants: Sequence[Variant]) -> list[Layout]:
 def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: Protocol) -> list[Task]:
     """Returns all tasks in their order: rounds of throughput, then rounds of learning."""
     learning = [variant for variant in variants if variant.mode != "sampling"]
-    runs = (("throughput", variants, protocol.throughput), ("learning", learning, protocol.learning))
+    runs: tuple[tuple[TaskKind, Sequence[Variant], tuple[str, ...] | None], ...] = (
+        ("throughput", variants, protocol.throughput),
+        ("learning", learning, protocol.learning),
+    )
     tasks: list[Task] = []
     for kind, measured, common in runs:
-        for round_idx, seed in enumerate(seeds if common is not None else ()):
-            for layout in layouts_of(measured) if kind == "throughput" else ():
+        if common is None:
+            continue
+        for round_idx, seed in enumerate(seeds):
+            if kind == "throughput":
                 conditions = (*protocol.simulation, *protocol.conditions)
-                tasks.append(Task("simulation", str(layout), seed, (), conditions))
+                tasks += [Task("simulation", str(layout), seed, (), conditions) for layout in layouts_of(measured)]
             for variant in measured if round_idx % 2 == 0 else reversed(measured):
-                flags = (*variant.flags, *(common or ()))
-                tasks.append(
-                    Task(cast(TaskKind, kind), variant.name, seed, flags, protocol.conditions, variant.num_ranks)
-                )
+                flags = (*variant.flags, *common)
+                tasks.append(Task(kind, variant.name, seed, flags, protocol.conditions, variant.num_ranks))
     return tasks
-
-
-def combinations(
-    modes: Sequence[Mode], inference_modes: Sequence[str], num_workers: Sequence[str], num_envs: Sequence[str]
-) -> Iterator[tuple[tuple[str, ...], Mode]]:
-    """Returns flags and mode of every combination, the modes next to one another; an empty list gives no flag."""
-    values_of = {"inference_mode": inference_modes, "num_workers": num_workers, "num_envs_per_worker": num_envs}
-    choices = [[f"--{name}={value}" for value in values] for name, values in values_of.items() if values]
-    for *flags, mode in itertools.product(*choices, modes):
-        yield tuple(flags), cast(Mode, mode)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import psutil
+
+from asyncrl.runtime.lifeline import kill_group
 
 _LOOK_EVERY_S = 1.0
 _POLL_S = 0.05
@@ -23,9 +24,9 @@ _FIRST_MEMORY_LOOK_S = 1.0
 _MEMORY_LOOK_FACTOR = 1.6
 
 
-@dataclass(frozen=True)
+@dataclass
 class Usage:
-    """CPU time and memory of a command and its descendants.
+    """CPU time and memory of a command and its descendants, those that have ended included.
 
     Attributes:
         cpu: pairs of seconds since the start and CPU seconds used until then.
@@ -33,9 +34,11 @@ class Usage:
         peak_rss_bytes: largest sum of resident set sizes, in which shared pages count once for each process.
     """
 
-    cpu: tuple[tuple[float, float], ...]
-    peak_pss_bytes: int | None
-    peak_rss_bytes: int
+    cpu: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
+    peak_pss_bytes: int | None = None
+    peak_rss_bytes: int = 0
+    _cpu_by_process: dict[tuple[int, float], float] = field(default_factory=dict)
+    _memory_look_at: float = _FIRST_MEMORY_LOOK_S
 
     def cpu_between(self, begin_s: float, end_s: float) -> float:
         """Returns the CPU seconds used between two times, in seconds since the start."""
@@ -43,36 +46,10 @@ class Usage:
         begin, end = np.interp([begin_s, end_s], times, used)
         return float(end - begin)
 
-
-@dataclass(frozen=True)
-class Finished:
-    """The end of a command."""
-
-    exit_code: int
-    usage: Usage
-
-
-class TaskFailed(Exception):
-    """A measurement failed; the message says why, and what to change."""
-
-
-class ProcessTreeWatch:
-    """Adds up the usage of a process and its descendants, those that have ended included."""
-
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._started = time.monotonic()
-        self._cpu_by_process: dict[tuple[int, float], float] = {}
-        self._cpu = [(0.0, 0.0)]
-        self._peak_pss: int | None = None
-        self._peak_rss = 0
-        self._memory_look_at = _FIRST_MEMORY_LOOK_S
-
-    def look(self) -> None:
-        """Measures the usage until now."""
-        elapsed = time.monotonic() - self._started
+    def look(self, root: psutil.Process, elapsed_s: float) -> None:
+        """Adds the usage of a process and its descendants at this time since the start."""
         try:
-            processes = [self._root, *self._root.children(recursive=True)]
+            processes = [root, *root.children(recursive=True)]
         except psutil.Error:
             return
         rss, pss = 0, []
@@ -81,49 +58,58 @@ class ProcessTreeWatch:
                 times = process.cpu_times()
                 self._cpu_by_process[process.pid, process.create_time()] = times.user + times.system
                 rss += process.memory_info().rss
-            if elapsed >= self._memory_look_at:
+            if elapsed_s >= self._memory_look_at:
                 with contextlib.suppress(psutil.Error, AttributeError):
                     pss.append(process.memory_full_info().pss)
-        self._cpu.append((elapsed, sum(self._cpu_by_process.values())))
-        self._peak_rss = max(self._peak_rss, rss)
-        if elapsed >= self._memory_look_at:
-            self._memory_look_at = elapsed * _MEMORY_LOOK_FACTOR
+        self.cpu.append((elapsed_s, sum(self._cpu_by_process.values())))
+        self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+        if elapsed_s >= self._memory_look_at:
+            self._memory_look_at = elapsed_s * _MEMORY_LOOK_FACTOR
         if pss:
-            self._peak_pss = max(self._peak_pss or 0, sum(pss))
-
-    def usage(self) -> Usage:
-        """Returns the usage until the last look."""
-        return Usage(tuple(self._cpu), self._peak_pss, self._peak_rss)
+            self.peak_pss_bytes = max(self.peak_pss_bytes or 0, sum(pss))
 
 
-def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) -> Finished:
-    """Runs a command to its end and writes its output to a file.
+class TaskFailed(Exception):
+    """A measurement failed; the message says why, and what to change."""
+
+
+def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf, what: str = "the command") -> Usage:
+    """Runs a command to its end and writes its output to a file; `what` is its name in messages.
 
     If an exception such as KeyboardInterrupt ends the wait, all processes of the command are ended first.
 
     Raises:
-        TaskFailed: the command took longer than `timeout_s`.
+        TaskFailed: the command took longer than `timeout_s`, or its exit code is not 0.
     """
     with log.open("wb") as output:
         # In a separate session, so that Ctrl-C reaches it once and only through `_end`.
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    watch = ProcessTreeWatch(process.pid)
-    look_at = started = time.monotonic()
+    root, usage, started = psutil.Process(process.pid), Usage(), time.monotonic()
+    look_at = elapsed_s = 0.0
     try:
         while process.poll() is None:
-            now = time.monotonic()
-            if now - started > timeout_s:
+            if elapsed_s > timeout_s:
                 raise TaskFailed(f"did not end within {timeout_s:g} s (output: {log})")
-            if now >= look_at:
-                watch.look()
-                look_at = now + _LOOK_EVERY_S
+            if elapsed_s >= look_at:
+                usage.look(root, elapsed_s)
+                look_at = elapsed_s + _LOOK_EVERY_S
             time.sleep(_POLL_S)
+            elapsed_s = time.monotonic() - started
     except BaseException:
         _end(process)
         raise
-    return Finished(process.returncode, watch.usage())
+    if process.returncode != 0:
+        raise TaskFailed(ending(what, process.returncode, log))
+    return usage
+
+
+def ending(what: str, exit_code: int, log: Path) -> str:
+    """Returns a sentence on the end of a command, with the last error in its output."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return f"{what} ended with exit code {exit_code}{''.join(f': {last}' for last in errors[-1:])} (output: {log})"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -131,12 +117,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     started: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         started = psutil.Process(process.pid).children(recursive=True)  # those of torchrun have separate sessions
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
         process.wait(_GRACE_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     for left in started:
         with contextlib.suppress(psutil.Error):
             left.kill()

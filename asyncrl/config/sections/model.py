@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from asyncrl.config.sections.section import ON_TRAJECTORIES, OWN_MODELS, Section, section
 from asyncrl.config.value_types import AutoPositiveInt, ImageChannels, PositiveFloat, PositiveInt
@@ -70,15 +68,6 @@ class ModelSettings(Section):
     )
     initial_stddev: PositiveFloat = _model(
         0.6, "continuous actions: standard deviation at the start, in the unit of action_unit", algo=OWN_MODELS
-    )
-    use_sde: bool = _model(
-        False,
-        "continuous actions: the exploration noise is a function of the observation (gSDE)",
-        algo=OWN_MODELS,
-        fixed="networks",
-    )
-    sde_sample_freq: Annotated[int, Field(ge=-1)] = _model(
-        -1, "steps between new noise of gSDE; -1 is for an episode", use_sde=(True,)
     )
     action_unit: Literal["bounds", "raw"] = _model(
         "bounds",

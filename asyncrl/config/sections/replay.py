@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from asyncrl.config.sections.section import ACTOR_CRITICS, OFF_POLICY, Section, section
-from asyncrl.config.value_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveFraction, PositiveInt
+from asyncrl.config.value_types import NonNegativeFloat, PositiveFloat, PositiveFraction, PositiveInt
 
 _replay = section("replay")
 
@@ -39,24 +39,13 @@ class ReplaySettings(Section):
     n_step: PositiveInt = _replay(
         1, "number of rewards in a target before the bootstrap; fewer at an episode's end", algo=OFF_POLICY
     )
-    tau: PositiveFraction = _replay(
-        0.005, "target critics move by this fraction at each update", algo=OFF_POLICY, use_target_critics=(True,)
-    )
+    tau: PositiveFraction = _replay(0.005, "target critics move by this fraction at each update", algo=OFF_POLICY)
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy", algo=ACTOR_CRITICS)
     critic_layer_norm: bool = _replay(
         False,
         "layer normalization in the critics",
         algo=ACTOR_CRITICS,
-        residual_blocks=(False,),
-        hyperspherical_weights=(False,),
-        batch_renorm=(False,),
         fixed="networks",
-    )
-    burn_in: NonNegativeInt = _replay(
-        16,
-        "with use_rnn: rows before each sequence that only warm up recurrent states",
-        algo=ACTOR_CRITICS,
-        use_rnn=(True,),
     )
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",
@@ -74,8 +63,8 @@ class ReplaySettings(Section):
     )
     normalize_rewards: bool = _replay(
         False,
-        "divide rewards by the running deviation of the discounted return; with value_bins by more if a return would "
-        "leave their range",
+        "divide rewards by the running deviation of the discounted return; by more if a return would leave the range "
+        "that critics can predict",
         algo=OFF_POLICY,
         fixed="networks",
     )

@@ -9,9 +9,12 @@ class HogwildSettings(Section):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
 
 IS_SET = ("anything",)
 """The condition that another setting has a value."""
@@ -59,9 +62,19 @@ class Section(BaseModel):
         return None
 
     @property
+    def remote_workers(self) -> RemoteWorkers:
+        """Rollout workers on other machines."""
+        return NO_REMOTE_WORKERS
+
+    @property
     def has_comparable_returns(self) -> bool:
         """Whether returns at different times of the run can be compared, so that they can choose the best policy."""
         return True
+
+    @property
+    def model_classes(self) -> Mapping[str, str]:
+        """Classes that replace models of the core, `ActorCritic` or `SacActor`: `module:name` by the replaced name."""
+        return {}
 
     @classmethod
     def of(cls: type[OwnSection], config: Section) -> OwnSection:

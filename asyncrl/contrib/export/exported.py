@@ -18,7 +18,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, ObservationPart, PathKey
 from asyncrl.envs.tensors import ChoicesToOneHot, LeafToEnv
 from asyncrl.models.activations import tanh_
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.actor_critic import ForwardResult
 from asyncrl.models.distributions import ActionDistribution, Deterministic, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.factory import ActingModel
@@ -115,13 +115,8 @@ class ExportedPolicy(nn.Module):
         numbers = torch.cat(floats, dim=1) if floats else noise[:, :0]
         inputs = Inputs(self.model.normalize_obs(numbers), pixels)
         before = state[0] if state else noise[:, :0]
-        if isinstance(self.model, ActorCritic):
-            result, after = self.model.step(inputs, before)
-            parameters = result.action_parameters
-        elif state:
-            parameters, after = self.model.step(inputs, before)
-        else:
-            parameters, after = self.model(*inputs), before
+        result, after = self.model.step(inputs, before)
+        parameters = result.action_parameters if isinstance(result, ForwardResult) else result
         stored = self._choose(parameters, noise)
         columns = torch.split(stored, [leaf.size for leaf in self._spec.action.leaves], dim=1)
         actions = [leaf(own) for leaf, own in zip(self._leaves, columns, strict=True)]

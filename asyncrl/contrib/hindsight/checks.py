@@ -32,9 +32,6 @@ def find_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.use_rnn:
         text = f"--use_rnn=True with --algo={config.algo} cannot be used with {given}."
         yield make_problem("use_rnn her_goals", text, off, "--use_rnn=False")
-    if plan.num_remote_hosts > 0:
-        text = "--cluster=ray cannot be used with --her_goals."
-        yield make_problem("cluster her_goals", text, "--cluster=none", off)
 
 
 def env_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:

@@ -10,9 +10,9 @@ _FOLDER = "asyncrl.contrib.hindsight"
 
 
 def choose(config: TrainConfig) -> ReplayKind | None:
-    """The replay with goals, if the settings ask for it and the algorithm learns from a replay."""
+    """The replay with goals, if the settings ask for it and the algorithm learns from single steps of a replay."""
     num_goals = HindsightSettings.of(config).her_goals
-    if num_goals == 0 or not config.is_off_policy:
+    if num_goals == 0 or not config.is_off_policy or config.use_rnn:
         return None
     return ReplayKind(
         num_values=num_goals,

@@ -29,12 +29,6 @@ def settings_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
     if config.save_best_metric == "train":
         text = f"With {_GIVEN} training returns depend on the opponents: --save_best_metric=train cannot compare them."
         yield make_problem("save_best_metric self_play", text, "--save_best_metric=auto", _OFF)
-    for name, is_given, value, instead in (
-        ("use_sde", config.use_sde, "--use_sde=True", "--use_sde=False"),
-        ("cluster", plan.num_remote_hosts > 0, "--cluster=ray", "--cluster=none"),
-    ):
-        if is_given:
-            yield make_problem(f"{name} self_play", f"{value} cannot be used with {_GIVEN}.", instead, _OFF)
 
 
 def spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ import numpy as np
 from asyncrl.algorithms.losses import LossOfSamples
 from asyncrl.algorithms.ppo import clip_range
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.array_policy import FloatArray
+from asyncrl.models.arrays import FloatArray
 
 
 def ppo_policy_loss(

@@ -23,7 +23,7 @@ from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models import products
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import Columns, FloatArray, array_of
+from asyncrl.models.arrays import Columns, FloatArray, array_of
 from asyncrl.models.distributions import (
     FORBIDDEN,
     HALF_LOG_TWO_PI,
@@ -263,8 +263,7 @@ class ArrayUpdate:
             and device.type == "cpu"
             and config.precision != "bf16"
             and torch.get_num_threads() == 1
-            and model.runs_in_arrays
-            and not config.use_sde
+            and model.has_passes
             and type(model.distribution) in (DiagonalGaussian, Categorical)
         )
 

@@ -46,7 +46,7 @@ def _problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if not config.is_off_policy and config.normalize_advantage and samples < 2:
         text = "--normalize_advantage=True needs two samples in an update; one environment with --rollout=1 gives one."
         yield make_problem("rollout num_envs_per_worker normalize_advantage", text, "--rollout=2")
-    of_a_pool = plan.num_workers_per_remote_host
+    of_a_pool = plan.remote.workers_per_pool
     most = most_gradients_to_combine(plan.num_workers, of_a_pool)
     if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
         gone = "a pool may be gone" if 1 < of_a_pool < plan.num_workers else "one may hang"

@@ -33,7 +33,6 @@ from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import LearnerWorker, WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.exploration import make_exploration
 from asyncrl.models.factory import make_model
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
@@ -185,7 +184,7 @@ def _build_trajectory_worker(
         slots = TrajectorySlots(parts.arena)
         slots.reset()
         act = learner.act_in_units(make_act(learner.model, device, seed))
-        exploration = make_exploration(learner.model, config, slots, 1, slots.num_envs, seed)
+        exploration = learner.model.make_exploration(config, slots, 1, seed)
         actions = OwnActions(act, slots, lambda: learner.policy_version, exploration)
     sink = SlotSink(0, group, slots, PrivateSlot(slots))
     split = Split(0, group, sink, actions, parts.phases)
@@ -200,7 +199,8 @@ def _build_sac_worker(
     group: HostEnvGroup,
     seed: int,
 ) -> HogwildSacWorker:
-    config = setup.learner_config.model_copy(update={"seed": seed})  # each worker draws other noise
+    # Each worker draws other noise; Hogwild workers do not read `exploration_noise`.
+    config = setup.learner_config.model_copy(update={"seed": seed, "exploration_noise": "white"})
     with own_settings():
         actor, device = make_model(SacActor, setup.spec, config), parts.device
         # An update has several steps, each at the weights that the one before has left: copies follow each of them.
@@ -219,7 +219,7 @@ def _build_sac_worker(
             ),
             stripes,
             lambda: parts.meter.num_updates,
-            make_exploration(actor, config, stripes, 1, stripes.num_envs, seed) if config.use_sde else None,
+            actor.make_exploration(config, stripes, 1, seed),
         )
         sampler = ReplaySampler(
             stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=seed

@@ -34,7 +34,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
-from asyncrl.models.exploration import Exploration, StateDependentExploration
+from asyncrl.models.exploration import Exploration
 from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.staleness import StalenessMeter
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SampleAges
@@ -241,7 +241,7 @@ class OwnActions:
         act: Act,
         buffer: InferenceBuffer,
         version: Callable[[], int],
-        exploration: Exploration | StateDependentExploration | None = None,
+        exploration: Exploration | None = None,
     ) -> None:
         """Reads observations from `buffer` and writes actions to it; `version` returns the current policy version."""
         self._act = act

@@ -62,7 +62,7 @@ def _arrays(
 ) -> list[ArraySpec]:
     replay = replay_of(plan)
     layout = (plan.num_splits, plan.envs_per_split, replay.size)
-    specs = replay_specs(spec, *layout, replay.is_prioritized, plan.rnn_state_size)
+    specs = replay_specs(spec, *layout, replay.is_prioritized)
     if replay.kind.arrays is None:
         return specs
     rows = (plan.num_splits, rows_per_stripe(*layout), plan.envs_per_split)

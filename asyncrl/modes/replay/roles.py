@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
@@ -34,8 +33,8 @@ class ReplayRoles(Roles):
             if replay is not None:
                 _stripes(setup).restore(replay)
 
-    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
-        return ReplayStripes(arena)
+    def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
+        return _stripes(setup)
 
     def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
         phases = PhaseTimer()

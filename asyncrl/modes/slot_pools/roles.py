@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.layout import trajectory_fields
 from asyncrl.buffers.messages import IndexRing, Waker
@@ -34,8 +33,8 @@ class SlotPoolRoles(Roles):
     def prepare(self, setup: RunSetup) -> None:
         TrajectorySlots(setup.arena).reset()
 
-    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
-        return TrajectorySlots(arena)
+    def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
+        return TrajectorySlots(setup.arena)
 
     @with_own_settings
     def acting_policy(

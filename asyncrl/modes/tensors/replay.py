@@ -38,7 +38,7 @@ class DeviceReplay(ReplayStripes):
         }
         self._fields["valid"] = np.zeros(rows, dtype=np.bool_)
         self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid = self._fields.values()
-        self.priority = self.rnn_state = None
+        self.priority = None
         self.policy_version = np.full(rows[:2], UNKNOWN_VERSION, dtype=np.int32)
         self.num_rows, self._env_steps = [0], [0]
         self.num_splits, self.capacity, self.num_envs = rows

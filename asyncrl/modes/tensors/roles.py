@@ -13,7 +13,7 @@ from asyncrl.evaluation.building import build_evaluation_workers, published_team
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import EvaluationWorker
 from asyncrl.learner.worker import LearnerLoop, LearnerWorker
-from asyncrl.models.exploration import Exploration
+from asyncrl.models.exploration import make_action_noise
 from asyncrl.modes.learner_parts import LearnerParts, build_replay_loop, build_trajectory_loop
 from asyncrl.modes.roles import Exchange, Roles, SerialRoles, Worker
 from asyncrl.modes.tensors.env_group import TensorEnvGroup
@@ -59,9 +59,8 @@ class TensorRoles(Roles):
             if saved is not None:
                 replay.restore(saved)
             loop, replay_learner = build_replay_loop(parts, plan.replay, replay, None, [])
-            limits, exploration = ReplayLimits(setup.arena), None
-            if Exploration.is_needed(replay_learner.model, config):
-                exploration = Exploration(replay_learner.model, config, 1, plan.num_envs, seed)
+            limits = ReplayLimits(setup.arena)
+            exploration = make_action_noise(replay_learner.model.distribution, config, 1, plan.num_envs, seed)
             worker = DeviceReplayWorker(
                 group, replay_learner, replay, limits, parts.device, seed, setup.control, exploration
             )

@@ -28,7 +28,7 @@ from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import eval_mode
 from asyncrl.models.encoders import split_tensor
-from asyncrl.models.exploration import Exploration
+from asyncrl.models.exploration import ActionNoise
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.modes.tensors.env_group import TensorEnvGroup
 from asyncrl.modes.tensors.replay import DeviceReplay
@@ -161,7 +161,7 @@ class DeviceReplayWorker(RolloutWorkerBase):
         device: torch.device,
         seed: int,
         control: RunControl,
-        exploration: Exploration | None = None,
+        exploration: ActionNoise | None = None,
     ) -> None:
         super().__init__(0, [group], control, PhaseTimer())
         self._group = group

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import TrajectorySlots
@@ -32,8 +31,8 @@ class TrajectoryRoles(Roles):
     def prepare(self, setup: RunSetup) -> None:
         TrajectorySlots(setup.arena).reset()
 
-    def inference_buffer(self, arena: Arena) -> InferenceBuffer:
-        return TrajectorySlots(arena)
+    def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
+        return TrajectorySlots(setup.arena)
 
     def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
         arena, phases = setup.arena, PhaseTimer()

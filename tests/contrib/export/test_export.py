@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import space_envs  # noqa: F401
 import torch
-from critic_sets import critic_set
 from gymnasium import spaces
 from hidden_parts import KINDS, made, rows_of, seen_of
 from path_options import check_users_folder
 
 from asyncrl import train
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.export import command, exported
 from asyncrl.envs.observations import ObservationMismatch
@@ -31,6 +31,8 @@ from asyncrl.runtime import checkpoint
 
 IMAGE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
 RNN = {"use_rnn": True, "rnn_size": 16}
+LAYERS = [("residual_blocks",), ("residual_blocks", "hyperspherical_weights"), ("batch_renorm",)]
+LAYERS = LAYERS if hooks("CRITICS") else []
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo-choice": ("CartPole-v1", {}),
     "ppo-continuous": ("Pendulum-v1", {}),
@@ -39,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("CartPole-v1", {"algo": "a2c", "normalize_input": False}),
     "sac": ("Pendulum-v1", {"algo": "sac"}),
     "sac-choice": ("CartPole-v1", {"algo": "sac"}),
-    **{f"sac-{name}": ("Pendulum-v1", critic_set(name)) for name in ("simba", "simba_v2", "crossq")},
+    **{f"sac-{'-'.join(names)}": ("Pendulum-v1", {"algo": "sac", **dict.fromkeys(names, True)}) for names in LAYERS},
     "sac-images": ("SeeAndTell-v0", {"algo": "sac"}),
     "gru": ("CartPole-v1", RNN),
     "gru-two-layers-shared": ("CartPole-v1", {**RNN, "rnn_num_layers": 2, "actor_critic_share_weights": True}),

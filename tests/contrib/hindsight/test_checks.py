@@ -34,7 +34,6 @@ def problems(**settings: Any) -> list[Problem]:
         ({"normalize_rewards": True}, "rewards of other goals", "--normalize_rewards=False"),
         ({"backend": "hogwild"}, "--backend=hogwild", "--her_goals=0"),
         ({"use_rnn": True}, "--use_rnn=True with --algo=sac cannot be used with --her_goals=4", "--her_goals=0"),
-        ({"cluster": "ray"}, "--cluster=ray cannot be used with --her_goals", "--her_goals=0"),
     ],
 )
 def test_other_goals_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
-from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
@@ -31,24 +28,6 @@ def test_neither_returns_of_training_nor_of_evaluations_choose_the_best() -> Non
     assert TrainConfig(**evaluated).best_metric == "eval"
     assert TrainConfig(**evaluated, self_play=True).best_metric == "none"
     assert TrainConfig(**evaluated, self_play=True, save_best_metric="eval").best_metric == "eval"
-
-
-@pytest.mark.parametrize(
-    ("settings", "text", "instead"),
-    [
-        ({"cluster": "ray"}, "--cluster=ray cannot be used with --self_play=True.", "--cluster=none"),
-        (
-            {"use_sde": True, "env": "Pendulum-v1"},
-            "--use_sde=True cannot be used with --self_play=True.",
-            "--use_sde=F",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_one_sentence(settings: dict[str, Any], text: str, instead: str) -> None:
-    config = TrainConfig(**{"env": "Game-v0", "self_play": True, **settings})
-    (problem,) = find_problems(config, resolve(config, MACHINE), MACHINE)
-    assert problem.text == text
-    assert problem.suggestions[0].startswith(instead) and problem.suggestions[1] == "--self_play=False"
 
 
 def test_every_metric_is_described_and_the_dashboard_shows_two() -> None:

@@ -1,0 +1,1 @@
+"""Networks and critics of SAC from papers (`--critic`): SimBa, SimbaV2 and CrossQ."""

@@ -1,0 +1,1 @@
+"""Exploration noise that is a function of the observation (gSDE)."""

@@ -1,0 +1,3 @@
+"""The fixtures of these tests."""
+
+from command import start as start
