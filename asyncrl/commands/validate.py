@@ -60,7 +60,7 @@ class _Validate(Command[_Read]):
         features: list[type[Options]] = [hooks.load(place) for place in hooks.hooks("VALIDATION").values()]
         loaded = load(
             arguments,
-            [flag for model in (_Options, *features) for flag in option_flags(model)],
+            [*option_flags(_Options), *(flag for feature in features for flag in option_flags(feature))],
             program=self.usage,
             description=self.description,
             examples=self.examples,
