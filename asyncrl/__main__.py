@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from asyncrl.cli.main import main
+from asyncrl.commands.main import main
 from asyncrl.runtime.reader import run_for_a_reader
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(main))
+    run_for_a_reader(main)

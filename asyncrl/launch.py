@@ -1,9 +1,6 @@
 """`python -m asyncrl.launch`: makes the runs of a grid of settings and seeds (`asyncrl.contrib.experiments`)."""
 
-import sys
-
-from asyncrl.cli.main import main
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.commands.main import run_module
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(lambda: main(["launch", *sys.argv[1:]])))
+    run_module("launch")

@@ -1,9 +1,6 @@
 """`python -m asyncrl.pull`: downloads a run from the Hugging Face Hub (`asyncrl.contrib.hub`)."""
 
-import sys
-
-from asyncrl.cli.main import main
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.commands.main import run_module
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(lambda: main(["pull", *sys.argv[1:]])))
+    run_module("pull")

@@ -1,9 +1,6 @@
 """`python -m asyncrl.sweep`: searches good settings for an environment (`asyncrl.contrib.experiments`)."""
 
-import sys
-
-from asyncrl.cli.main import main
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.commands.main import run_module
 
 if __name__ == "__main__":
-    sys.exit(run_for_a_reader(lambda: main(["sweep", *sys.argv[1:]])))
+    run_module("sweep")

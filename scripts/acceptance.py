@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 from asyncrl.analysis.benchmark.tasks import train_command
 from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, read_records
 from asyncrl.analysis.tables import rounded, table
-from asyncrl.cli.many_runs import run_many
+from asyncrl.commands.runner import run_many
 from asyncrl.config.loading import load
 from asyncrl.contrib.experiments.grid import Evaluation, Grid, GridRun
 from asyncrl.contrib.experiments.launch import IfChanged, Launch, LaunchedRun

@@ -36,7 +36,7 @@ from asyncrl.analysis.benchmark.tasks import train_command
 from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, append_json_line, read_json_lines, read_records
 from asyncrl.analysis.tables import UNKNOWN, number, rounded, table
-from asyncrl.cli.many_runs import run_many
+from asyncrl.commands.runner import run_many
 from asyncrl.plot import main as plot
 from asyncrl.runtime.run_folder import RunFolder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.main import COMMANDS, main
+from asyncrl.commands.main import COMMANDS, main
 from asyncrl.config.settings import all_settings
 
 

@@ -6,11 +6,11 @@ import shutil
 import pytest
 import torch
 
+from asyncrl.commands.evaluate import Options, main
 from asyncrl.config.flags import option_flags
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
-from asyncrl.evaluate import Options, main
 from asyncrl.evaluation.comparison import Comparison
 from asyncrl.evaluation.episodes import EvaluationResult, episode_seed
 from asyncrl.models.actor_critic import ActorCritic

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from asyncrl.cli.many_runs import run_many
+from asyncrl.commands.runner import run_many
 from asyncrl.runtime.signals import STOPPING
 
 

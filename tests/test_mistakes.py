@@ -18,7 +18,7 @@ import torch
 from layouts import vector_observation
 
 import asyncrl
-from asyncrl import benchmark, evaluate, plot, train, validate
+from asyncrl.commands import benchmark, evaluate, plot, train, validate
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.schema import TrainConfig

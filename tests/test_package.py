@@ -29,7 +29,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "from asyncrl import Observer, TrainConfig, Trainer",
         "from asyncrl import Trainer",
         "import asyncrl; asyncrl.TrainConfig; asyncrl.ProgressBar",
-        "from asyncrl.cli.main import main; import asyncrl.train",
+        "from asyncrl.commands.main import main; import asyncrl.train",
     ],
 )
 def test_numpy_is_imported_with_one_thread_wherever_a_run_begins(statement: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from layouts import vector_observation
 
 import asyncrl
-from asyncrl.cli.console import print_findings
+from asyncrl.commands.console import print_findings
 from asyncrl.config import algorithms
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine

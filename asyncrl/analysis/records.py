@@ -218,7 +218,7 @@ def read_runs(paths: Sequence[Path], say: Callable[[str], None]) -> list[Run]:
         except NoRecords as error:
             without.append(error)
     if without and not runs:
-        raise UsageError("\n".join(map(str, without)))
+        raise UsageError(*map(str, without))
     for each in without:
         say(f"left out: {each}")
     return runs

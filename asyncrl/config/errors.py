@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 
 class UsageError(Exception):
-    """A mistake of the user. Command lines print its text, one clear sentence, and exit with code 2."""
+    """Mistakes of the user, usually one. Command lines print each text, one clear sentence, and exit with code 2."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class ConfigError(UsageError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        super().__init__(*map(str, self.problems))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Problem, ...]]]:
         return ConfigError, (self.problems,)

@@ -15,7 +15,7 @@ as text, `module:function`.
     NEEDS       name of a setting of the core: values that settings of the feature must have so that a run reads it
     OBSERVERS   name of a feature: function of settings to the `asyncrl.observers.observer.Observer` of a run, or None
     OTHER_NAMES name of a setting in another library: (the library, the setting here, the difference)
-    PLAYERS     name of a feature: its `asyncrl.cli.player_options.PlayerOption` of `evaluate` and `enjoy`
+    PLAYERS     name of a feature: its `asyncrl.commands.player_options.PlayerOption` of `evaluate` and `enjoy`
     PLOTS       command of `asyncrl plot`, whose figures a report has, too: its `asyncrl.analysis.plots.Plot`
     REPLAYS     name of a feature: function from the settings to its `asyncrl.config.replay_kinds.ReplayKind`, or None
     RULES       name of a feature: function of settings and plan to the problems of a run, `asyncrl.config.checks`
@@ -24,7 +24,7 @@ as text, `module:function`.
     SIMULATORS  package of an environment's class: (simulator's name, class that wraps it, whether it takes `num_envs`)
     SPEC_RULES  name of a feature: function of settings, plan and `EnvSpec` to the problems, `asyncrl.run.preflight`
     TRACKERS    name in `--track`: (its `asyncrl.observers.trackers.Connect`, the library that it needs)
-    VALIDATION  name of a feature: its `asyncrl.cli.validation.Options`
+    VALIDATION  name of a feature: its `asyncrl.commands.validation.Options`
     VALUE_SETS  name of a setting: function of its value, the `asyncrl.config.algorithms.Algorithm` and whether a GPU
                 trains, to the values of other settings that it stands for
     WARNINGS    name of a feature: function of settings and plan to what is possible but probably a mistake

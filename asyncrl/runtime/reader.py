@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 _PATIENCE_S, _PATIENCE_AT_END_S, _LONGEST_END_S = 0.5, 2.0, 10.0
 _MOST_BYTES, _BYTES_AT_ONCE = 2**20, 4096
@@ -163,16 +163,16 @@ def write_from_handler(text: str) -> None:
     is_writing.acquire(timeout=_PATIENCE_S)
 
 
-def run_for_a_reader(main: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code; 1, without a traceback, if the reader of its output has ended."""
+def run_for_a_reader(main: Callable[[], int], end: Callable[[int], NoReturn] = sys.exit) -> NoReturn:
+    """Runs a command and exits with its code, or with 1 and no traceback if the reader of its output has ended."""
     escape_unknown_characters()
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
-        return 1
-    return code
+        code = 1
+    end(code)
 
 
 def escape_unknown_characters() -> None:

@@ -9,9 +9,8 @@ import pytest
 from path_options import check_users_folder
 from pydantic import BaseModel, PositiveInt
 
-from asyncrl import enjoy, evaluate
-from asyncrl.analysis import plot_command
 from asyncrl.analysis.benchmark import options as benchmark
+from asyncrl.commands import enjoy, evaluate, plot
 from asyncrl.config.flags import option, option_flags, parse_options
 from asyncrl.config.value_types import GivenPath
 
@@ -56,7 +55,7 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
     [
         (evaluate.Options, ("episodes_csv", "video")),
         (enjoy.Options, ("video",)),
-        (plot_command.Options, ("out",)),
+        (plot.Options, ("out",)),
         (benchmark.OwnOptions, ("output", "json", "config")),
     ],
 )

@@ -30,13 +30,13 @@ def test_json_that_is_no_ascii_text_is_read_in_any_locale(tmp_path: Path) -> Non
     assert played.returncode == 0, played.stderr
 
 
-@pytest.mark.parametrize("module", ["asyncrl.train", "asyncrl.cli.main"])
+@pytest.mark.parametrize("module", ["asyncrl.train", "asyncrl.commands.main"])
 def test_a_setting_that_is_no_ascii_text_is_printed_in_any_locale(tmp_path: Path, module: str) -> None:
     text = f"env: setting_envs:Named\nenv_kwargs: {{name: {NAME}}}\ntrack_project: {NAME}\n"
     (tmp_path / "own.yaml").write_text(text, encoding="utf-8")
     flags = ("--config=own.yaml", "--print_config")
-    if module == "asyncrl.cli.main":
-        code = "import sys; from asyncrl.cli.main import main; sys.exit(main())"
+    if module == "asyncrl.commands.main":
+        code = "import sys; from asyncrl.commands.main import main; sys.exit(main())"
         (tmp_path / "command.py").write_text(code)
         module, flags = "command", ("train", *flags)
     done = in_ascii(tmp_path, module, *flags)

@@ -144,7 +144,7 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     if own is not None:
         problems += _contradictions(own, learns, texts)
     if problems or own is None:
-        raise UsageError("\n".join(problems))
+        raise UsageError(*problems)
     own_names = names - {"config", "preset"} | {"backend", "seed"}
     passed = [f"--{name}={text}" for name, text in texts.items() if name not in own_names]
     if own.from_run is not None:

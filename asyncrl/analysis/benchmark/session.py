@@ -250,5 +250,5 @@ def _check(flags: tuple[str, ...], num_ranks: int) -> preflight.Preflight:
     checked = preflight.run(load(flags, lenient=True), machine)
     problems = [*map(str, checked.problems), *filter(None, [checked.environment_failure])]
     if problems:
-        raise UsageError("\n".join(problems))
+        raise UsageError(*problems)
     return checked

@@ -108,7 +108,7 @@ def read_grid(path: Path, train_dir: Path | None = None) -> Grid:
         )
     evaluation = _read_evaluation(path, content.get("evaluate"), problems)
     if problems or seeds is None:
-        raise UsageError("\n".join(problems))
+        raise UsageError(*problems)
     combinations = [{**settings, **chosen} for grid in grids for chosen in _combinations(grid)]
     in_names = _names_that_vary(combinations)
     groups = _unique([_name(combination, in_names) for combination in combinations], combinations)

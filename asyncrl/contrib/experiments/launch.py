@@ -322,7 +322,7 @@ class Launch:
 def _refused(lines: Sequence[str], choices: str) -> UsageError:
     """Why runs do not start, and what the user can do about them."""
     more = [f"{len(lines) - _MOST_SHOWN} other runs, too."] if len(lines) > _MOST_SHOWN else []
-    return UsageError("\n".join([*lines[:_MOST_SHOWN], *more, choices]))
+    return UsageError(*lines[:_MOST_SHOWN], *more, choices)
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str, form: Callable[[float], str]) -> str:

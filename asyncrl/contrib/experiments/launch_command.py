@@ -8,17 +8,16 @@ After a stop, the same command continues: finished runs are not repeated, others
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from asyncrl.cli.many_runs import run_many
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.flags import option
 from asyncrl.config.value_types import GivenPath
 from asyncrl.contrib.experiments.board import Board, Row
 from asyncrl.contrib.experiments.grid import read_grid
@@ -26,17 +25,9 @@ from asyncrl.contrib.experiments.job_files import FILE_NAMES, Format, job_file
 from asyncrl.contrib.experiments.launch import IfChanged, Launch, LaunchedRun
 from asyncrl.runtime.reader import start_dropping_unread_output
 
-_DESCRIPTION = (
-    "Make the runs of a grid (a YAML file of settings, lists of them, and seeds) in one folder, several at a time, "
-    "and show one table. After a stop the same command continues: finished runs are not repeated, others resume."
-)
-_EXAMPLES = (
-    "python -m asyncrl.launch grid.yaml --slots=4",
-    "python -m asyncrl.launch grid.yaml --write=slurm",
-)
-
 
 class _Options(BaseModel):
+    grids: tuple[Path, ...]
     slots: PositiveInt | None = option(
         None,
         "runs at the same time, each with its share of the cores [default: as many as have a core for each of their "
@@ -58,44 +49,46 @@ class _Options(BaseModel):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code.
+class _LaunchCommand(Command[_Options]):
+    """Its exit code is 0 if all runs are finished, and 1 if some failed."""
 
-    0 all runs are finished, 1 some failed, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 129
-    by SIGHUP.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    flags = option_flags(_Options)
-    if {"--help", "-h"} & set(arguments):
-        print(format_help("python -m asyncrl.launch GRID.yaml", _DESCRIPTION, {}, flags, _EXAMPLES))
-        return 0
-    return run_many(lambda: _launch(arguments), "Stopped. The same command continues.")
+    usage = "python -m asyncrl.launch GRID.yaml"
+    description = (
+        "Make the runs of a grid (a YAML file of settings, lists of them, and seeds) in one folder, several at a time, "
+        "and show one table. After a stop the same command continues: finished runs are not repeated, others resume."
+    )
+    examples = (
+        "python -m asyncrl.launch grid.yaml --slots=4",
+        "python -m asyncrl.launch grid.yaml --write=slurm",
+    )
+    model = _Options
+    words = "grids"
+    if_stopped = "Stopped. The same command continues."
 
+    def separate_words(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+        num_grids = 1 if arguments and not arguments[0].startswith("--") else 0
+        return arguments[:num_grids], arguments[num_grids:]
 
-def _launch(arguments: Sequence[str]) -> int:
-    given = [] if not arguments or arguments[0].startswith("--") else [arguments[0]]
-    texts, wrong = split_flags(arguments[len(given) :], {}, option_flags(_Options))
-    options, refused = parse_options(_Options, texts)
-    problems = [problem.text for problem in wrong] + refused
-    if not given:
-        problems.append("No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml.")
-    if problems or options is None:
-        raise UsageError("\n".join(problems))
-    grid = read_grid(Path(given[0]), options.train_dir)
-    if_changed: IfChanged = "show" if options.table else options.changed
-    launch = Launch(grid, num_core_sets=options.slots, retries=options.retries, if_changed=if_changed)
-    if options.write is not None:
-        return _write_job_file(launch, options, options.write)
-    if options.table:
-        print(launch.table())
-        return 0
-    start_dropping_unread_output()
-    print(f"{len(launch.runs)} runs in {grid.train_dir}: {_counts(launch.runs)}", flush=True)
-    with Board() as board:
-        has_succeeded = launch.make_all(board.say, lambda runs: board.show(_counts(runs), _rows(runs)))
-    print(launch.table(), flush=True)
-    print(f"table: {grid.train_dir / 'results.md'}", flush=True)
-    return 0 if has_succeeded else 1
+    def problems(self, words: Sequence[str], options: _Options | None) -> Iterator[str]:
+        if not words:
+            yield "No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml."
+
+    def run(self, options: _Options) -> int:
+        grid = read_grid(options.grids[0], options.train_dir)
+        if_changed: IfChanged = "show" if options.table else options.changed
+        launch = Launch(grid, num_core_sets=options.slots, retries=options.retries, if_changed=if_changed)
+        if options.write is not None:
+            return _write_job_file(launch, options, options.write)
+        if options.table:
+            print(launch.table())
+            return 0
+        start_dropping_unread_output()
+        print(f"{len(launch.runs)} runs in {grid.train_dir}: {_counts(launch.runs)}", flush=True)
+        with Board() as board:
+            has_succeeded = launch.make_all(board.say, lambda runs: board.show(_counts(runs), _rows(runs)))
+        print(launch.table(), flush=True)
+        print(f"table: {grid.train_dir / 'results.md'}", flush=True)
+        return 0 if has_succeeded else 1
 
 
 def _write_job_file(launch: Launch, options: _Options, job_format: Format) -> int:
@@ -126,3 +119,6 @@ def _counts(runs: Sequence[LaunchedRun]) -> str:
 
 def _rows(runs: Sequence[LaunchedRun]) -> list[Row]:
     return [Row(each.run, each.state) for each in runs if each.state in ("training", "evaluating", "failed")]
+
+
+main = _LaunchCommand().main

@@ -158,7 +158,7 @@ def read_space(content: Mapping[str, Any], source: str) -> SearchSpace:
     ]
     settings, space = content.get("settings") or {}, content.get("space") or {}
     if not isinstance(settings, Mapping) or not isinstance(space, Mapping) or not space:
-        raise UsageError("\n".join([*problems, f"{source}: space must hold `name: {{low: A, high: B}}` lines."]))
+        raise UsageError(*problems, f"{source}: space must hold `name: {{low: A, high: B}}` lines.")
     searched = []
     known = all_settings()
     has_own = "import_modules" in settings or ":" in str(settings.get("algo", ""))
@@ -172,7 +172,7 @@ def read_space(content: Mapping[str, Any], source: str) -> SearchSpace:
         else:
             searched.append(_read(name, values))
     if problems:
-        raise UsageError("\n".join(problems))
+        raise UsageError(*problems)
     return SearchSpace(settings, tuple(searched))
 
 

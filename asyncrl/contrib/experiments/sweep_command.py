@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
-from asyncrl.cli.many_runs import run_many
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_help, help_page, option, option_flags, parse_options, split_flags
+from asyncrl.config.flags import ExtraFlag, help_page, option, option_flags, parse_options, split_flags
 from asyncrl.config.loading import load
 from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.contrib.experiments.board import Board, Row
@@ -45,16 +45,6 @@ INSTEAD = {
 }
 """Settings of training that a sweep sets itself, with what the user can do instead."""
 
-_DESCRIPTION = (
-    "Search good settings for an environment: trials are runs, chosen by Optuna, stopped early if they are worse than "
-    "others, and the best ones are run again with fresh seeds. The same command continues a study that was stopped, "
-    "and joins it from other machines that share the folder. All other flags of training are settings of every run."
-)
-_EXAMPLES = (
-    "python -m asyncrl.sweep --study=my_search --env=CartPole-v1 --train_for_env_steps=100000 --num_trials=50",
-    "python -m asyncrl.sweep --study=cheetah --env=HalfCheetah-v5 --space=sac --slots=4 --sampler=cmaes",
-    "python -m asyncrl.sweep --study=my_search    (continues or joins it)",
-)
 _FILE_FLAGS = (
     ExtraFlag("config", "YAML file with settings of every run", is_bool=False),
     ExtraFlag("preset", "preset of every run, or none", is_bool=False),
@@ -91,25 +81,54 @@ class _Options(BaseModel):
     final_seeds: PositiveInt = option(3, "fresh seeds of each of them, and of the default settings [default 3]")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code.
+class _SweepCommand(Command[tuple[_Options, dict[str, str]]]):
+    """Its exit code is 1 if no trial was completed."""
 
-    0 done, 1 no trial was completed, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 129 by
-    SIGHUP.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    flags = option_flags(_Options)
-    if (page := help_page(arguments)) is not None:
-        own = {flag.name for flag in flags}
-        settings = {name: item for name, item in all_settings().items() if name not in own and name not in INSTEAD}
-        usage = "python -m asyncrl.sweep --study=NAME --env=ID"
-        print(format_help(usage, _DESCRIPTION, settings, (*flags, *_FILE_FLAGS), _EXAMPLES, page))
-        return 0
-    return run_many(lambda: _sweep(arguments), "Stopped. The same command continues the study.")
+    usage = "python -m asyncrl.sweep --study=NAME --env=ID"
+    description = (
+        "Search good settings for an environment: trials are runs, chosen by Optuna, stopped early if they are worse "
+        "than others, and the best ones are run again with fresh seeds. The same command continues a study that was "
+        "stopped, and joins it from other machines that share the folder. All other flags of training are settings of "
+        "every run."
+    )
+    examples = (
+        "python -m asyncrl.sweep --study=my_search --env=CartPole-v1 --train_for_env_steps=100000 --num_trials=50",
+        "python -m asyncrl.sweep --study=cheetah --env=HalfCheetah-v5 --space=sac --slots=4 --sampler=cmaes",
+        "python -m asyncrl.sweep --study=my_search    (continues or joins it)",
+    )
+    model = _Options
+    instead = INSTEAD
+    if_stopped = "Stopped. The same command continues the study."
+
+    def flags(self) -> tuple[ExtraFlag, ...]:
+        return (*super().flags(), *_FILE_FLAGS)
+
+    def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
+        page_or_none = help_page(arguments)
+        return None if page_or_none is None else super().help(["--help"], page_or_none)
+
+    def read(self, arguments: Sequence[str]) -> tuple[_Options, dict[str, str]]:
+        """The sweep's own options, and the texts of the flags of training."""
+        texts, wrong = split_flags(arguments, all_settings(), self.flags())
+        own = {flag.name for flag in option_flags(_Options)}
+        options, refused = parse_options(_Options, {name: text for name, text in texts.items() if name in own})
+        problems = [str(problem) for problem in wrong] + refused
+        problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in texts if name in INSTEAD]
+        if options is not None:
+            if options.study is None:
+                problems.append("--study is required: give the study a name, such as --study=my_search.")
+            needs_threshold = options.objective.endswith("_to_threshold")
+            if needs_threshold and options.threshold is None:
+                problems.append(f"--objective={options.objective} needs a return to reach: give --threshold=NUMBER.")
+        if problems or options is None:
+            raise UsageError(*problems)
+        return options, {name: text for name, text in texts.items() if name not in own}
+
+    def run(self, options: tuple[_Options, dict[str, str]]) -> int:
+        return _sweep(*options)
 
 
-def _sweep(arguments: Sequence[str]) -> int:
-    options, texts = _read_options(arguments)
+def _sweep(options: _Options, texts: dict[str, str]) -> int:
     assert options.study is not None
     require_optuna(options.sampler)
     folder = checked_run_path(options.train_dir, options.study)
@@ -134,25 +153,6 @@ def _sweep(arguments: Sequence[str]) -> int:
         return 1
     print(f"results: {folder / 'results.md'}; best settings: {folder / BEST}", flush=True)
     return 0
-
-
-def _read_options(arguments: Sequence[str]) -> tuple[_Options, dict[str, str]]:
-    """The sweep's own flags, and the texts of the flags of training."""
-    flags = (*option_flags(_Options), *_FILE_FLAGS)
-    texts, wrong = split_flags(arguments, all_settings(), flags)
-    own = {flag.name for flag in option_flags(_Options)}
-    options, refused = parse_options(_Options, {name: text for name, text in texts.items() if name in own})
-    problems = [str(problem) for problem in wrong] + refused
-    problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in texts if name in INSTEAD]
-    if options is not None:
-        if options.study is None:
-            problems.append("--study is required: give the study a name, such as --study=my_search.")
-        needs_threshold = options.objective.endswith("_to_threshold")
-        if needs_threshold and options.threshold is None:
-            problems.append(f"--objective={options.objective} needs a return to reach: give --threshold=NUMBER.")
-    if problems or options is None:
-        raise UsageError("\n".join(problems))
-    return options, {name: text for name, text in texts.items() if name not in own}
 
 
 def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Definition:
@@ -210,3 +210,6 @@ def _with_settings_of_file(texts: Mapping[str, str], fixed: Mapping[str, Any]) -
     own = {*texts, *fixed, *INSTEAD, "train_dir"}
     in_file = [as_flag(name, value) for name, value in content.items() if name not in own]
     return (*in_file, *(flag for flag in given if not flag.startswith("--config=")))
+
+
+main = _SweepCommand().main

@@ -8,18 +8,15 @@ all inputs and outputs. It is checked against the policy before the command ends
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, NonNegativeInt
 
-from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.commands.runner import Command, print_error
+from asyncrl.config.flags import option
 from asyncrl.config.hooks import hooks
 from asyncrl.config.value_types import GivenPath
-from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 
 _FORMATS = hooks("FORMATS")
@@ -27,11 +24,6 @@ if TYPE_CHECKING:
     _Format = str
 else:
     _Format = Literal[tuple(_FORMATS)]
-_DESCRIPTION = "Write a trained policy to one file that runs without asyncrl."
-_EXAMPLES = (
-    "python -m asyncrl.export --experiment=my_run --checkpoint=best",
-    "python -m asyncrl.export --checkpoint=train_dir/my_run/checkpoints/best --format=torch_export --out=policy.pt2",
-)
 
 
 class _Options(BaseModel):
@@ -47,19 +39,19 @@ class _Options(BaseModel):
     out: GivenPath | None = option(None, "the file [default policy.onnx or policy.pt2 in the working directory]")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 2 for a user's mistake, 1 if file and policy differ."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    flags = option_flags(_Options)
-    if {"--help", "-h"} & set(arguments):
-        print(format_help("python -m asyncrl.export --experiment=NAME", _DESCRIPTION, {}, flags, _EXAMPLES))
-        return 0
-    texts, wrong = split_flags(arguments, {}, flags)
-    options, refused = parse_options(_Options, texts)
-    problems = [problem.text for problem in wrong] + refused
-    try:
-        if options is None or problems:
-            raise UsageError("\nerror: ".join(problems))
+class _Export(Command[_Options]):
+    """Its exit code is 1 if file and policy differ."""
+
+    usage = "python -m asyncrl.export --experiment=NAME"
+    description = "Write a trained policy to one file that runs without asyncrl."
+    examples = (
+        "python -m asyncrl.export --experiment=my_run --checkpoint=best",
+        "python -m asyncrl.export --checkpoint=train_dir/my_run/checkpoints/best --format=torch_export "
+        "--out=policy.pt2",
+    )
+    model = _Options
+
+    def run(self, options: _Options) -> int:
         path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir, options.policy)
         out = options.out or Path(f"policy{_FORMATS[options.format][1]}")
 
@@ -70,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             difference = policy.export(out, options.format)
         except ExportDiffers as error:
-            print(f"error: {error}", file=sys.stderr)
+            print_error(error)
             return 1
-    except (UsageError, checkpoints.CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}", flush=True)
-    return 0
+        print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}", flush=True)
+        return 0
+
+
+main = _Export().main

@@ -8,25 +8,19 @@ The folder is like that of a run that was trained here: it can be evaluated, plo
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel
 
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.flags import option
 from asyncrl.contrib.hub import repository as hub
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR
 from asyncrl.runtime.run_folder import MARKER, RunFolder, checked_run_path, shown_path
-
-_DESCRIPTION = "Download a run from the Hugging Face Hub, to evaluate, plot or resume it."
-_EXAMPLES = (
-    "python -m asyncrl.pull --repo=user/name",
-    "python -m asyncrl.pull --repo=user/name@v1.0 --experiment=my_run",
-)
 
 
 class _Options(BaseModel):
@@ -35,52 +29,40 @@ class _Options(BaseModel):
     train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 2 for a user's mistake."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    flags = option_flags(_Options)
-    if {"--help", "-h"} & set(arguments):
-        print(format_help("python -m asyncrl.pull --repo=USER/NAME", _DESCRIPTION, {}, flags, _EXAMPLES))
+class _Pull(Command[_Options]):
+    usage = "python -m asyncrl.pull --repo=USER/NAME"
+    description = "Download a run from the Hugging Face Hub, to evaluate, plot or resume it."
+    examples = (
+        "python -m asyncrl.pull --repo=user/name",
+        "python -m asyncrl.pull --repo=user/name@v1.0 --experiment=my_run",
+    )
+    model = _Options
+
+    def run(self, options: _Options) -> int:
+        if options.repo is None:
+            raise UsageError("Give the run on the Hub: --repo=USER/NAME.")
+        repo, _ = hub.parse_address(options.repo)
+        name = options.experiment or repo.partition("/")[2]
+        path = checked_run_path(options.train_dir, name)
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UsageError(f"{path} exists: give another --experiment.")
+        fetched = hub.fetch(options.repo)
+        found = hub.checkpoints_in(fetched)
+        for checkpoint in found:
+            checkpoints.load(checkpoint)  # checks every file before any is copied
+        env = _env_of(fetched)
+        if named := hub.named_code(fetched):
+            print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
+        if named := hub.named_clusters(fetched):
+            print(f"Its settings name a cluster that a run resumed from it connects to: {', '.join(named)}")
+        with RunFolder.create(options.train_dir, name, "resume") as folder:
+            try:
+                _copy(fetched, folder.path, found)
+            except BaseException:
+                shutil.rmtree(folder.path, ignore_errors=True)
+                raise
+        print(f"{shown_path(folder.path)}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}", flush=True)
         return 0
-    texts, wrong = split_flags(arguments, {}, flags)
-    options, refused = parse_options(_Options, texts)
-    problems = [problem.text for problem in wrong] + refused
-    try:
-        if options is None or problems:
-            raise UsageError("\nerror: ".join(problems))
-        _pull(options)
-    except (UsageError, checkpoints.CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-def _pull(options: _Options) -> None:
-    if options.repo is None:
-        raise UsageError("Give the run on the Hub: --repo=USER/NAME.")
-    repo, _ = hub.parse_address(options.repo)
-    name = options.experiment or repo.partition("/")[2]
-    path = checked_run_path(options.train_dir, name)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UsageError(f"{path} exists: give another --experiment.")
-    fetched = hub.fetch(options.repo)
-    found = hub.checkpoints_in(fetched)
-    for checkpoint in found:
-        checkpoints.load(checkpoint)  # checks every file before any is copied
-    env = _env_of(fetched)
-    if named := hub.named_code(fetched):
-        print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
-    if named := hub.named_clusters(fetched):
-        print(f"Its settings name a cluster that a run resumed from it connects to: {', '.join(named)}")
-    with RunFolder.create(options.train_dir, name, "resume") as folder:
-        try:
-            _copy(fetched, folder.path, found)
-        except BaseException:
-            shutil.rmtree(folder.path, ignore_errors=True)
-            raise
-    print(f"{shown_path(folder.path)}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}", flush=True)
 
 
 def _env_of(run: Path) -> str:
@@ -101,3 +83,6 @@ def _copy(fetched: Path, run: Path, found: Sequence[Path]) -> None:
         target.mkdir(parents=True)
         for file in checkpoints.SHARED_FILES:
             shutil.copyfile(checkpoint / file, target / file)
+
+
+main = _Pull().main

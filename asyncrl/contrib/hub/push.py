@@ -10,31 +10,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt
 
 import asyncrl
-import asyncrl.runtime.one_blas_thread
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.flags import option
 from asyncrl.config.value_types import GivenPath
 from asyncrl.contrib.hub import repository as hub
 from asyncrl.contrib.hub.model_card import format_card
+from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, checkpoint_folders, find_checkpoint_of, find_run
 from asyncrl.runtime.run_folder import RunFolder
-
-_DESCRIPTION = "Upload a run to the Hugging Face Hub: settings, records, plot, checkpoint, and a page about them."
-_EXAMPLES = (
-    "python -m asyncrl.push --experiment=my_run --repo=user/name",
-    "python -m asyncrl.push --experiment=my_run --repo=user/name --private --checkpoint=newest --episodes=0",
-    "python -m asyncrl.push --experiment=my_run --repo=user/name --out=look_first",
-)
 
 
 class _Options(BaseModel):
@@ -56,32 +49,22 @@ class _Options(BaseModel):
     out: GivenPath | None = option(None, "write the files to this new folder and upload nothing")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 2 for a user's mistake, 1 for an environment's failure."""
-    from asyncrl.envs.errors import EnvironmentFailed
+class _Push(Command[_Options]):
+    usage = "python -m asyncrl.push --experiment=NAME --repo=USER/NAME"
+    description = "Upload a run to the Hugging Face Hub: settings, records, plot, checkpoint, and a page about them."
+    examples = (
+        "python -m asyncrl.push --experiment=my_run --repo=user/name",
+        "python -m asyncrl.push --experiment=my_run --repo=user/name --private --checkpoint=newest --episodes=0",
+        "python -m asyncrl.push --experiment=my_run --repo=user/name --out=look_first",
+    )
+    model = _Options
 
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    flags = option_flags(_Options)
-    if {"--help", "-h"} & set(arguments):
-        usage = "python -m asyncrl.push --experiment=NAME --repo=USER/NAME"
-        print(format_help(usage, _DESCRIPTION, {}, flags, _EXAMPLES))
+    def run(self, options: _Options) -> int:
+        try:
+            _push(options)
+        except EnvironmentFailed as error:
+            raise EnvironmentFailed(*error.args, "--episodes=0 uploads without playing.") from error
         return 0
-    texts, wrong = split_flags(arguments, {}, flags)
-    options, refused = parse_options(_Options, texts)
-    problems = [problem.text for problem in wrong] + refused
-    try:
-        if options is None or problems:
-            raise UsageError("\nerror: ".join(problems))
-        _push(options)
-    except (UsageError, checkpoints.CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except EnvironmentFailed as error:
-        print(f"error: {error}\nerror: --episodes=0 uploads without playing.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
 
 
 def _push(options: _Options) -> None:
@@ -218,3 +201,6 @@ def _draw(run: Path, path: Path) -> None:
         drawing.draw_trial(figures.make_trial(found, None), path)
     except UsageError as error:
         print(f"no plot: {error}")
+
+
+main = _Push().main

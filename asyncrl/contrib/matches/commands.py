@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.cli.playing import env_factory, load_to_play
+from asyncrl.commands.playing import env_factory, load_to_play
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hooks import hooks, load
 from asyncrl.contrib.matches.option import OPTION
@@ -19,8 +19,8 @@ from asyncrl.runtime.locating import find_checkpoint
 from asyncrl.runtime.run_folder import as_folder_name
 
 if TYPE_CHECKING:
-    from asyncrl import enjoy
-    from asyncrl.evaluate import Options
+    from asyncrl.commands import enjoy
+    from asyncrl.commands.evaluate import Options
 
 
 class _Matches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.cli.player_options import PlayerOption
+from asyncrl.commands.player_options import PlayerOption
 from asyncrl.config.hooks import hooks
 
 _NAMES = "random, runs and checkpoints" + "".join(

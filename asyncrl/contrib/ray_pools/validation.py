@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from asyncrl.cli.validation import Options
+from asyncrl.commands.validation import Options
 from asyncrl.config.flags import option
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
 from asyncrl.contrib.ray_pools.traffic import Network, Traffic

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli.main import main
+from asyncrl.commands.main import main
 
 
 def test_the_shell_completes_the_settings_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

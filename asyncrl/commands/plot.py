@@ -1,7 +1,17 @@
-"""`python -m asyncrl.plot`: reads the command line, computes the figures and writes them to files."""
+"""`python -m asyncrl.plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks.
+
+    python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
+    python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|processor_time|wall_time
+        [--metric=eval] [--smooth=10]
+    python -m asyncrl.plot speedup RUN...
+
+Features have more commands (`PLOTS` of `asyncrl.config.hooks`); --help shows all. RUN is a run's folder or its name in
+train_dir. Only its plots/ folder is written to.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -16,6 +26,7 @@ from asyncrl.analysis import drawing, figures
 from asyncrl.analysis.figures import Metric, XAxis
 from asyncrl.analysis.plots import plots
 from asyncrl.analysis.records import Run, read_runs
+from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
     format_examples,
@@ -36,35 +47,35 @@ _PLOTS = plots()
 
 
 @dataclass(frozen=True)
-class _Command:
+class _Figure:
     description: str
     example: str
     flags: tuple[str, ...]
     draws_each_run: bool = False
 
 
-_COMMANDS: dict[str, _Command] = {
-    "trial": _Command(
+_FIGURES: dict[str, _Figure] = {
+    "trial": _Figure(
         "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
         "deviation, and a moving average of the mean.",
         "trial train_dir/my_run",
         ("x", "window", "out", "json"),
         draws_each_run=True,
     ),
-    "compare": _Command(
+    "compare": _Figure(
         "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
         "and a band of one standard deviation.",
         "compare train_dir/a_seed* train_dir/b_seed* --x=total_steps",
         ("x", "metric", "group", "smooth", "out", "json"),
     ),
-    "speedup": _Command(
+    "speedup": _Figure(
         "Draw how much faster more ranks or more rollout workers are: the time to the same number of environment "
         "steps, start-up excluded, against the ideal line. Takes runs of one experiment.",
         "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
         ("out", "json"),
     ),
     **{
-        name: _Command(plot.description, plot.example, ("out", "json"), draws_each_run=plot.group_of is None)
+        name: _Figure(plot.description, plot.example, ("out", "json"), draws_each_run=plot.group_of is None)
         for name, plot in _PLOTS.items()
     },
 }
@@ -105,59 +116,65 @@ class Options(BaseModel):
     prints_json: bool = option(False, "print the figure's numbers as one JSON object on the last line", flag="json")
 
 
-def read_options(argv: Sequence[str]) -> Options:
-    """Reads `COMMAND RUN... [--name=value ...]`.
+class _Plot(Command[Options]):
+    def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
+        if not {"--help", "-h"} & set(arguments):
+            return None
+        width = help_width()
+        about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
+        lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
+        lines += format_examples([f"python -m asyncrl.plot {command.example}" for command in _FIGURES.values()])
+        for name, command in _FIGURES.items():
+            description = textwrap.wrap(command.description, width - 2, break_on_hyphens=False)
+            lines += ["", f"{name}:", *(f"  {line}" for line in description)]
+            lines += format_flags(option_flags(Options, command.flags))
+        return "\n".join(lines)
 
-    Raises:
-        UsageError: every problem of the command line, one line each.
-    """
-    names = ", ".join(_COMMANDS)
-    if not argv:
-        raise UsageError(
-            f"No command was given: the first argument is one of {names}; --help shows an example of each."
-        )
-    name, command = argv[0], _COMMANDS.get(argv[0])
-    if command is None:
-        hint = nearest_hint(name, _COMMANDS)
-        raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
-    flags = option_flags(Options, command.flags)
-    runs, flag_tokens = separate_words(argv[1:], flags)
-    texts, wrong = split_flags(flag_tokens, {}, flags)
-    options, refused = parse_options(Options, {"command": name, "runs": runs, **texts})
-    problems = [*map(str, wrong), *refused]
-    if not runs:
-        problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
-    if name == "compare" and "x" not in texts:
-        axes = ", ".join(f"--x={axis}" for axis in _AXES)
-        problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
-    if options is not None and options.out is not None:
-        if options.out.suffix.lower() not in drawing.FORMATS:
-            problems.append(
-                f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
+    def read(self, arguments: Sequence[str]) -> Options:
+        """Reads `COMMAND RUN... [--name=value ...]`."""
+        names = ", ".join(_FIGURES)
+        if not arguments:
+            raise UsageError(
+                f"No command was given: the first argument is one of {names}; --help shows an example of each."
             )
-        elif command.draws_each_run and len(runs) > 1:
+        name, command = arguments[0], _FIGURES.get(arguments[0])
+        if command is None:
+            hint = nearest_hint(name, _FIGURES)
+            raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
+        flags = option_flags(Options, command.flags)
+        runs, flag_tokens = separate_words(arguments[1:], flags)
+        texts, wrong = split_flags(flag_tokens, {}, flags)
+        options, refused = parse_options(Options, {"command": name, "runs": runs, **texts})
+        problems = [*map(str, wrong), *refused]
+        if not runs:
             problems.append(
-                f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, each "
-                "is written to plots/ in its run's folder."
+                f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir."
             )
-    if problems or options is None:
-        raise UsageError("\n".join(problems))
-    return options
+        if name == "compare" and "x" not in texts:
+            axes = ", ".join(f"--x={axis}" for axis in _AXES)
+            problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
+        if options is not None and options.out is not None:
+            if options.out.suffix.lower() not in drawing.FORMATS:
+                problems.append(
+                    f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
+                )
+            elif command.draws_each_run and len(runs) > 1:
+                problems.append(
+                    f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, "
+                    "each is written to plots/ in its run's folder."
+                )
+        if problems or options is None:
+            raise UsageError(*problems)
+        return options
+
+    def run(self, options: Options) -> int:
+        numbers = _draw(options, lambda line: print(line, flush=True))
+        if options.prints_json:
+            print(json.dumps(numbers, allow_nan=False), flush=True)
+        return 0
 
 
-def help_text() -> str:
-    width = help_width()
-    about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
-    lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
-    lines += format_examples([f"python -m asyncrl.plot {command.example}" for command in _COMMANDS.values()])
-    for name, command in _COMMANDS.items():
-        description = textwrap.wrap(command.description, width - 2, break_on_hyphens=False)
-        lines += ["", f"{name}:", *(f"  {line}" for line in description)]
-        lines += format_flags(option_flags(Options, command.flags))
-    return "\n".join(lines)
-
-
-def run_command(options: Options, say: Say) -> dict[str, Any]:
+def _draw(options: Options, say: Say) -> dict[str, Any]:
     """Reads the runs, computes and draws the figures; returns their numbers and files, for JSON.
 
     Args:
@@ -207,3 +224,6 @@ def _write(options: Options, run: Run, draw: Callable[[Path], None], say: Say) -
     draw(path)
     say(f"wrote {path}" + (" (replaced)" if existed else ""))
     return str(path)
+
+
+main = _Plot().main

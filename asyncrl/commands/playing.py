@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import Env
@@ -18,39 +17,23 @@ from asyncrl.evaluation.team import same_spaces
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime.seeding import role_seed, seed_global_generators
 
-
-class PlayOptions(Protocol):
-    """Options of a command that plays a policy."""
-
-    device: str
-    seed: int
-    env: str | None
-    env_kwargs: dict[str, Any]
+if TYPE_CHECKING:
+    from asyncrl.commands import enjoy, evaluate
 
 
-def load_to_play(path: Path, options: PlayOptions) -> Policy:
-    """Loads the policy of a checkpoint, and prepares this process and the policy's environment for playing."""
-    torch.set_num_threads(1)  # a few observations are too little work for more threads
-    seed_global_generators(role_seed(options.seed, "evaluate"))
-    policy = load_policy(path, device=options.device, seed=options.seed)
-    change_env(policy, options.env, options.env_kwargs)
-    return policy
-
-
-def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -> None:
-    """Lets a policy play in another environment, or in its own with other arguments.
-
-    Args:
-        policy: the policy.
-        env: None for the environment of the run.
-        env_kwargs: its arguments; those of the run that are not given stay.
+def load_to_play(path: Path, options: evaluate.Options | enjoy.Options) -> Policy:
+    """Loads the policy of a checkpoint, and prepares this process and the policy's environment for playing.
 
     Raises:
         UsageError: the environment does not take the arguments, or has other spaces than the policy was trained with.
         EnvironmentFailed: the environment's own code raised.
     """
+    torch.set_num_threads(1)  # a few observations are too little work for more threads
+    seed_global_generators(role_seed(options.seed, "evaluate"))
+    policy = load_policy(path, device=options.device, seed=options.seed)
+    env, env_kwargs = options.env, options.env_kwargs
     if env is None and not env_kwargs:
-        return
+        return policy
     changed = {"env": env or policy.config.env, "env_kwargs": {**policy.config.env_kwargs, **env_kwargs}}
     config = policy.config.model_copy(update=changed)
     made = make_checked_env(config)
@@ -63,6 +46,7 @@ def change_env(policy: Policy, env: str | None, env_kwargs: Mapping[str, Any]) -
         text = f"{given} gives {config.env_id} spaces that the policy was not trained with"
         raise UsageError(f"{text}: {spec} instead of {policy.spec}.")
     policy.config = config
+    return policy
 
 
 def env_factory(config: TrainConfig, render: bool, video: Path | None, prefix: str = "") -> MakeEnv | None:

@@ -6,13 +6,14 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import asyncrl
 from asyncrl.config.flags import nearest_hint
 from asyncrl.config.hooks import hooks
 from asyncrl.config.settings import all_settings
 from asyncrl.runtime.ending import end_process
-from asyncrl.runtime.reader import escape_unknown_characters
+from asyncrl.runtime.reader import escape_unknown_characters, run_for_a_reader
 
 COMMANDS = {
     "train": "train a policy, or resume a run",
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if name == "completion":
         return _print_completion(rest)
-    module = importlib.import_module(hooks("COMMANDS").get(name, (f"asyncrl.{name}", ""))[0])
+    module = importlib.import_module(hooks("COMMANDS").get(name, (f"asyncrl.commands.{name}", ""))[0])
     if argv is None:
         escape_unknown_characters()
         sys.argv = [f"asyncrl {name}", *rest]
@@ -70,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         end_process(module.main())
     code: int = module.main(None if argv is None else rest)
     return code
+
+
+def run_module(name: str) -> NoReturn:
+    """Runs a command as `python -m asyncrl.NAME`, for a module that only starts it."""
+    run_for_a_reader(lambda: main([name, *sys.argv[1:]]))
 
 
 def _print_completion(arguments: Sequence[str]) -> int:

@@ -1,0 +1,237 @@
+"""`python -m asyncrl.evaluate`: plays a trained policy for a fixed number of episodes and prints its mean return.
+
+    python -m asyncrl.evaluate --train_dir=train_dir --experiment=NAME --episodes=100
+
+Nothing is learned: weights and statistics are those of the checkpoint, rewards are those of the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Json, NonNegativeInt, PositiveInt
+
+from asyncrl.commands.player_options import given_player_option, player_options, with_player_options
+from asyncrl.commands.runner import Command
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import option
+from asyncrl.config.hooks import load
+from asyncrl.config.value_types import GivenPath, utf8_argument
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
+
+if TYPE_CHECKING:
+    from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
+    from asyncrl.evaluation.episodes import EvaluationResult, MakeEnv
+    from asyncrl.policy import Policy
+
+_MOST_NAMES = 4
+
+
+class Options(BaseModel):
+    """Options of the command, without those of features."""
+
+    experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
+    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+    checkpoint: str = option(
+        "newest",
+        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
+        "--experiment [default newest]",
+    )
+    episodes: PositiveInt = option(100, "number of episodes [default 100]")
+    num_envs: PositiveInt = option(8, "environments that are played in parallel [default 8]")
+    seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
+    device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
+    deterministic: bool = option(False, "take the most likely action instead of a sampled one")
+    env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
+    env_kwargs: Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)] = option(
+        {},
+        "keyword arguments for the environment, as JSON, that differ from those of the run",
+        'a JSON object, such as {"size": 3}',
+    )
+    compare: str | None = option(
+        None,
+        "other policies that play the same episodes, separated by commas: newest, best or checkpoints of the run, "
+        "paths, other runs, or all, which are all checkpoints of the run. The result is a table with the mean "
+        "difference of each from the first policy, by pairs of episodes",
+    )
+    episodes_csv: GivenPath | None = option(
+        None,
+        "file to write every episode to, in the format of Stable-Baselines3's Monitor, whose reader finds names that "
+        "end in monitor.csv",
+    )
+    video: GivenPath | None = option(None, "folder to record the episodes into as videos; needs imageio-ffmpeg")
+    render: bool = option(False, "show the episodes in a window, one after the other")
+    as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
+
+
+class _Evaluate(Command[Options]):
+    usage = "python -m asyncrl.evaluate --experiment=NAME"
+    description = "Play a trained policy for a fixed number of episodes and print its mean return."
+    examples = (
+        "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
+        "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
+        "python -m asyncrl.evaluate --checkpoint=train_dir/my_run/checkpoints/best",
+        "python -m asyncrl.evaluate --experiment=my_run --compare=best,my_older_run --episodes_csv=played.monitor.csv",
+        *(each.examples["evaluate"] for each in player_options()),
+    )
+    model = with_player_options(Options, "evaluate")
+
+    def problems(self, words: Sequence[str], options: Options | None) -> Iterator[str]:
+        if options is None:
+            return
+        if options.render and options.video is not None:
+            yield "--render shows episodes and --video records them: give one of the two."
+        if options.compare is not None and (options.render or options.video is not None):
+            yield "--compare plays several policies: record or show one of them, without --compare."
+        if (given := given_player_option(options)) is not None:
+            for name in given.excludes:
+                if getattr(options, name) is not None:
+                    yield f"--{name} is not possible with --{given.name}, which plays {given.plays}."
+
+    def run(self, options: Options) -> int:
+        if options.episodes_csv is not None:
+            _check_can_write(options.episodes_csv)
+        path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
+        try:
+            if (given := given_player_option(options)) is not None:
+                result = load(given.evaluate)(path, options)
+            elif options.compare is not None:
+                result = _compare(path, options)
+            else:
+                result = _evaluate(path, options)
+        except EnvironmentFailed as error:
+            if (finished := getattr(error, "result", None)) is not None:
+                print(f"until the environment failed: {finished.to_text()}", flush=True)
+            raise
+        print(result.to_text())
+        if options.as_json:
+            print(json.dumps(result.to_data()), flush=True)
+        return 0
+
+
+def _check_can_write(path: Path) -> None:
+    """Creates the file before the episodes are played, which may take long."""
+    if path.is_dir():
+        raise UsageError(f"Cannot write {path}: it is a folder. Choose another --episodes_csv.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another --episodes_csv.") from error
+
+
+def _evaluate(path: Path, options: Options) -> EvaluationResult:
+    t_start = time.time()
+    recorded_before = _recordings(options.video)
+
+    from asyncrl.commands.playing import env_factory, load_to_play  # torch takes a second: mistakes are reported before
+
+    policy = load_to_play(path, options)
+    result = _play(policy, path, options, env_factory(policy.config, options.render, options.video))
+    if options.video is not None:
+        recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
+        shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
+        print(f"recorded {len(recorded)} videos in {options.video}: {shown}", flush=True)
+    from asyncrl.evaluation.comparison import PlayedEpisodes
+
+    _write_episodes(options, policy, t_start, [PlayedEpisodes(str(path), result)])
+    return result
+
+
+def _compare(path: Path, options: Options) -> Comparison:
+    """Plays all policies in the environment of the first one, that of `path`."""
+    paths = _compared(path, options)
+
+    from asyncrl.commands.playing import load_to_play  # torch takes a second: mistakes are reported before
+    from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
+    from asyncrl.evaluation.episodes import make_checked_env
+    from asyncrl.evaluation.team import same_spaces
+
+    names = list(map(_name_of, paths))
+    t_start = time.time()
+    policies = [load_to_play(path, options) for path in paths]
+    first = policies[0]
+    for path, policy in zip(paths, policies, strict=True):
+        if not same_spaces(policy.spec, first.spec):
+            raise UsageError(f"--compare: {path} was trained in {policy.spec.env_id}, with other spaces.")
+    played = []
+    for name, path, policy in zip(names, paths, policies, strict=True):
+        started_s = time.time() - t_start
+        result = _play(policy, path, options, lambda _: make_checked_env(first.config))
+        played.append(PlayedEpisodes(name, result, started_s))
+    _write_episodes(options, first, t_start, played)
+    return Comparison(tuple(names), tuple(each.result for each in played))
+
+
+def _compared(path: Path, options: Options) -> list[Path]:
+    """The checkpoints to compare, the first of which is `path`."""
+    found = [path]
+    folder = None if options.experiment is None else checkpoints_of(find_run(options.experiment, options.train_dir))
+    for name in filter(None, map(str.strip, str(options.compare).split(","))):
+        if name == "all" and folder is not None:
+            places = (folder, folder / checkpoints.MILESTONES, folder / checkpoints.BEST)
+            every = (path for place in places for path in checkpoints.newest_first(place))
+            found += sorted(every, key=lambda path: path.name)
+        elif name in ("newest", "best") or (folder is not None and (folder / name).is_dir()):
+            found.append(find_given_checkpoint(options.experiment, name, options.train_dir))
+        else:
+            found.append(find_checkpoint(name, train_dir=options.train_dir))
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _name_of(path: Path) -> str:
+    """The name of a run and of its checkpoint; the path of a checkpoint that is in no run's folder."""
+    run = run_of(path)
+    if run is None:
+        return str(path)
+    return str(path.resolve().relative_to(run.parent)).replace("/checkpoints/", "/", 1)
+
+
+def _play(policy: Policy, path: Path, options: Options, make: MakeEnv | None) -> EvaluationResult:
+    from asyncrl.evaluation.episodes import evaluate
+    from asyncrl.evaluation.team import load_team
+
+    env_steps = checkpoints.saved_env_steps(path)
+    team = load_team(policy, path, options.device, options.seed)
+    print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
+    result = evaluate(
+        policy,
+        episodes=options.episodes,
+        num_envs=1 if options.render else options.num_envs,
+        seed=options.seed,
+        deterministic=options.deterministic,
+        report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
+        make=make,
+        others=team.others,
+        choose=team.choose,
+    )
+    return dataclasses.replace(result.of_agents(team.own), env_steps=env_steps, checkpoint=str(path))
+
+
+def _write_episodes(options: Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:
+    if options.episodes_csv is None:
+        return
+    from asyncrl.evaluation.comparison import write_episodes
+
+    try:
+        write_episodes(options.episodes_csv, policy.config.env_id, t_start, options.seed, played)
+    except OSError as error:  # the result is still printed
+        print(f"warning: {options.episodes_csv} cannot be written: {error.strerror or error}", file=sys.stderr)
+    else:
+        print(f"wrote {options.episodes_csv}", flush=True)
+
+
+def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
+    """The videos in a folder, with the times of their last change."""
+    return set() if folder is None else {(path, path.stat().st_mtime_ns) for path in folder.glob("*.mp4")}
+
+
+main = _Evaluate().main
