@@ -78,13 +78,6 @@ def test_another_memory_order_than_that_of_x86_64_allows_one_process() -> None:
         assert problems(weak, **settings, serial_mode=True) == []
 
 
-def test_sync_refuses_a_partial_round_with_its_arithmetic_and_the_nearest_values() -> None:
-    problem = only(problems(**SYNC, batch_size=512, num_batches_per_epoch=3))
-    assert "512 x 3 = 1536" in problem.text
-    assert "16 x 8 x 32 = 4096" in problem.text
-    assert problem.suggestions == ("--batch_size=4096", "--num_batches_per_epoch=8")
-
-
 @pytest.mark.parametrize(
     ("given", "batch_size", "num_batches", "expected"),
     [
@@ -116,30 +109,11 @@ def test_every_value_that_sync_offers_passes(
         assert problems(**{**settings, name: int(value)}) == []
 
 
-def test_async_needs_only_whole_trajectories() -> None:
-    assert problems(num_workers=16, num_envs_per_worker=8, rollout=32, batch_size=512, num_batches_per_epoch=3) == []
-    problem = only(problems(rollout=32, batch_size=100))
-    assert problem.suggestions == ("--batch_size=96", "--batch_size=128", "--rollout=25")
-    assert only(problems(rollout=32, batch_size=8)).suggestions == ("--batch_size=32", "--rollout=8")
-
-
-def test_environments_must_divide_into_splits() -> None:
-    settings: dict[str, Any] = {"inference_mode": "central", "num_workers": 1}
-    assert problems(**settings, num_envs_per_worker=6, worker_num_splits=3) == []
-    problem = only(problems(**settings, num_envs_per_worker=7, worker_num_splits=3))
-    assert problem.suggestions == ("--num_envs_per_worker=6", "--num_envs_per_worker=9", "--worker_num_splits=1")
-
-
 def test_local_inference_and_serial_mode_have_one_split() -> None:
     settings: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 64, "worker_num_splits": 2}
     assert "--inference_mode=central" in only(problems(**settings)).suggestions
     assert only(problems(**settings, serial_mode=True)).suggestions == ("--worker_num_splits=1",)
     assert problems(**settings, inference_mode="central") == []
-
-
-def test_inference_workers_are_not_more_than_rollout_workers() -> None:
-    problem = only(problems(inference_mode="central", num_workers=2, num_inference_workers=3))
-    assert problem.suggestions == ("--num_inference_workers=2",)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +136,146 @@ def test_each_setting_of_a_device_is_looked_at() -> None:
         assert problem.settings == (next(iter(settings)),) and "cuda:2" in problem.text
     assert "one of cpu, cuda, cuda:N" in only(problems(two, inference_devices=["auto"])).text
     assert problems(two, learner_device="cuda:0", inference_devices=["cuda:1"]) == []
+    for device in ("cuda", "cuda:1", "cpu", "auto"):
+        assert problems(two, device=device) == []
 
 
-def test_every_device_of_inference_has_a_worker() -> None:
-    settings: dict[str, Any] = {"inference_devices": ["cpu", "cpu"], "inference_mode": "central", "num_workers": 2}
-    problem = only(problems(**settings, num_inference_workers=1))
-    assert problem.suggestions == ("--num_inference_workers=auto",)
+TENSORS: dict[str, Any] = {"env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
+SAC: dict[str, Any] = {"algo": "sac", "num_workers": 2, "num_envs_per_worker": 4}
+SEQUENCES: dict[str, Any] = {"algo": "sac", "num_workers": 1, "use_rnn": True}
+HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3}
+CENTRAL: dict[str, Any] = {"inference_mode": "central", "num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "fitting"),
+    [
+        (
+            {**SYNC, "batch_size": 512, "num_batches_per_epoch": 3},
+            "512 x 3 = 1536",
+            ("--batch_size=4096", "--num_batches_per_epoch=8"),
+        ),
+        ({**SYNC, "batch_size": 512, "num_batches_per_epoch": 3}, "16 x 8 x 32 = 4096", "--batch_size=4096"),
+        ({"rollout": 32, "batch_size": 100}, "", ("--batch_size=96", "--batch_size=128", "--rollout=25")),
+        ({"rollout": 32, "batch_size": 8}, "", ("--batch_size=32", "--rollout=8")),
+        (
+            {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1},
+            "'normalize_advantage'",
+            "--normalize_advantage=False",
+        ),
+        ({"use_rnn": True, "rollout": 32, "recurrence": 12}, "('recurrence', 'rollout')", "--recurrence=8"),
+        ({"compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
+        ({"algo": "a2c", "compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
+        # inference workers
+        ({**CENTRAL, "num_inference_workers": 3}, "", ("--num_inference_workers=2",)),
+        (
+            {**CENTRAL, "num_inference_workers": 1, "inference_devices": ["cpu"] * 2},
+            "",
+            ("--num_inference_workers=auto",),
+        ),
+        (
+            {**CENTRAL, "num_envs_per_worker": 7, "worker_num_splits": 3},
+            "",
+            ("--num_envs_per_worker=6", "--num_envs_per_worker=9", "--worker_num_splits=1"),
+        ),
+        # a replay
+        ({**SAC, "warmup_env_steps": 30, "n_step": 3, "replay_size": 31}, "warm-up of 32 steps", "--replay_size=32"),
+        ({**SAC, "replay_size": 4999}, "is smaller than the warm-up of 5000 steps", "--replay_size=5000"),
+        ({**SAC, "lr_schedule": "kl_adaptive_epoch"}, "needs on-policy data", "--lr_schedule=constant"),
+        ({**SAC, "compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
+        (
+            {**SAC, "serial_mode": True, "checkpoint_resets": True, "save_every_env_steps": 1000},
+            "needs the replay in each checkpoint",
+            "--save_replay=True",
+        ),
+        # blocks of networks
+        ({**SAC, "hyperspherical_weights": True, "batch_renorm": True}, "both normalize", "--batch_renorm=False"),
+        ({**SAC, "residual_blocks": True, "encoder_mlp_layers": [8, 9]}, "one width", "--encoder_mlp_layers=8,8"),
+        ({**SAC, "residual_blocks": True, "critic_mlp_layers": [9, 8]}, "one width", "--critic_mlp_layers=9,9"),
+        ({**SAC, "batch_renorm": True, "batch_size": 1}, "two samples", "--batch_size=256"),
+        ({**SAC, "backend": "hogwild", "value_bins": 51}, "--value_bins: Hogwild", "--value_bins=none"),
+        ({**SAC, "backend": "hogwild", "normalize_rewards": True}, "--normalize_rewards", "--normalize_rewards=False"),
+        ({**SAC, "residual_blocks": True, "algo": "dqn"}, "only SAC", "--algo=sac"),
+        ({**SAC, "num_critics": 3, "algo": "td3"}, "--num_critics: only SAC", "--algo=sac"),
+        ({**SAC, "num_critics": 3, "backend": "hogwild"}, "--num_critics: Hogwild", "--num_critics=2"),
+        ({"critic_only_keys": ["hidden"], "algo": "dqn"}, "", "--algo=sac"),
+        ({"critic_only_keys": ["hidden"], "algo": "sac", "batch_renorm": True}, "", "--batch_renorm=False"),
+        # sequences from a replay
+        ({**SEQUENCES, "algo": "dqn"}, "needs trajectories, SAC or TD3", "--algo=sac"),
+        ({**SEQUENCES, "n_step": 3}, "--use_rnn=True with --algo=sac cannot be used with --n_step=3", "--n_step=1"),
+        ({**SEQUENCES, "use_sde": True}, "cannot be used with --use_sde=True", "--use_sde=False"),
+        ({**SEQUENCES, "backend": "hogwild"}, "--backend=hogwild", "--backend=actor_learner"),
+        ({**SEQUENCES, "num_critics": 3}, "--num_critics=3", "--num_critics=2"),
+        ({**SEQUENCES, "residual_blocks": True}, "--residual_blocks=True", "--residual_blocks=False"),
+        ({**SEQUENCES, "value_bins": 51}, "--value_bins=51", "--value_bins=none"),
+        ({**SEQUENCES, "batch_size": 40}, "--recurrence=16 must divide --batch_size=40", "--batch_size=48"),
+        ({**SEQUENCES, "recurrence": 7, "algo": "td3"}, "must divide --batch_size=128", "--batch_size=126"),
+        ({**SEQUENCES, **TENSORS}, "--env_backend=tensor", "--use_rnn=False"),
+        # Hogwild
+        ({**HOGWILD, "algo": "dqn"}, "'algo'", "--algo=a2c"),
+        ({**HOGWILD, "algo": "ppo", "batch_size": 1}, "'batch_size'", "--normalize_advantage=False"),
+        ({**HOGWILD, "algo": "sac", "save_replay": True}, "'save_replay'", "--save_replay=False"),
+        ({**HOGWILD, "lr_schedule": "kl_adaptive_epoch"}, "'lr_schedule'", "--lr_schedule=constant"),
+        (
+            {**HOGWILD, "hogwild_mode": "gradients", "num_gradients_to_combine": 5},
+            "'num_gradients_to_combine'",
+            "--num_gradients_to_combine=4",
+        ),
+        ({**HOGWILD, "rollout": 1, "num_envs_per_worker": 1}, "'rollout'", "--rollout=2"),
+        ({**HOGWILD, "algo": "sac", "hogwild_mode": "gradients"}, "'hogwild_mode'", "--hogwild_mode=shared"),
+        ({**HOGWILD, "inference_mode": "central"}, "'inference_mode'", "--inference_mode=local"),
+        ({**HOGWILD, "with_vtrace": True}, "'with_vtrace'", "--with_vtrace=False"),
+        # pools on other machines
+        ({"cluster": "ray", "serial_mode": True}, "", "--serial_mode=False"),
+        ({"cluster": "ray", "num_policies": 2}, "", "--num_policies=1"),
+        ({"cluster": "ray", "inference_mode": "central"}, "", "--inference_mode=local"),
+        ({"cluster": "ray", "num_remote_hosts": 241}, "", "--num_remote_hosts=240"),
+        ({"cluster": "ray", "num_remote_hosts": 140, "num_workers": 110}, "", "--num_remote_hosts=130"),
+        ({"cluster": "ray", "ray_address": "ray://head:10001"}, "", "--ray_address=HOST:6379"),
+        ({"cluster": "ray", "env": lambda: None}, "", "--env=MODULE:function"),
+        ({"cluster": "ray", **HOGWILD}, "", "--hogwild_mode=gradients"),
+    ],
+    ids=lambda given: str(given)[:60],
+)
+def test_each_rule_says_what_was_found_and_offers_values_that_pass(
+    settings: dict[str, Any], words: str, fitting: str | tuple[str, ...]
+) -> None:
+    problem = only(problems(**settings))
+    assert words in f"{problem.text} {problem.settings}"
+    if isinstance(fitting, tuple):
+        assert problem.suggestions == fitting
+    else:
+        assert fitting in problem.suggestions
+    for suggestion in (fitting,) if isinstance(fitting, str) else fitting:
+        name, _, text = suggestion.removeprefix("--").partition("=")
+        value = text.split(",") if name.endswith("_layers") else None if text == "none" else text
+        assert text in ("HOST:6379", "MODULE:function") or problems(**{**settings, name: value}) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_workers": 16, "num_envs_per_worker": 8, "rollout": 32, "batch_size": 512, "num_batches_per_epoch": 3},
+        {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1, "normalize_advantage_over": "dataset"},
+        {"rollout": 32, "recurrence": 12},  # nothing is recurrent
+        {"use_rnn": True, "rollout": 32, "recurrence": 8},
+        {**CENTRAL, "num_envs_per_worker": 6, "worker_num_splits": 3},
+        {**SAC, "async_rl": False, "rollout": 7, "batch_size": 10},  # no trajectories
+        {**SAC, "algo": "dqn", "normalize_rewards": True},
+        {"algo": "td3", "critic_only_keys": ["hidden"]},
+        {**HOGWILD, "batch_size": 1},  # means nothing to it
+        {**HOGWILD, "hogwild_mode": "gradients", "num_gradients_to_combine": 4},
+        *({"cluster": "ray", "algo": algo, "num_remote_hosts": 2} for algo in ("sac", "td3", "dqn")),
+    ],
+    ids=str,
+)
+def test_settings_that_go_together_pass(settings: dict[str, Any]) -> None:
     assert problems(**settings) == []
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "sac"])
-def test_cuda_graphs_need_a_cuda_device(algo: str) -> None:
-    assert "needs a CUDA device" in only(problems(algo=algo, compile="cuda_graph")).text
+def test_all_problems_are_found_at_once() -> None:
+    found = problems(env="", device="tpu", rollout=7, lr_adaptive_min=1.0)
+    assert len(found) == 4
 
 
 def test_a_graph_cannot_change_the_loss() -> None:
@@ -181,11 +283,6 @@ def test_a_graph_cannot_change_the_loss() -> None:
     found = only(problems(machine, compile="cuda_graph", **settings))
     assert found.suggestions == ("--compile=auto", "--final_ppo_clip_ratio=none")
     assert problems(machine, **settings) == []
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])
-def test_a_device_that_is_there_passes(device: str) -> None:
-    assert problems(Machine(4, True, 2), device=device) == []
 
 
 def test_rules_on_learning_and_lag() -> None:
@@ -202,67 +299,6 @@ def test_rules_on_learning_and_lag() -> None:
     assert only(problems(env="")).settings == ("env",)
 
 
-def test_a_batch_of_one_sample_cannot_be_normalized() -> None:
-    settings: dict[str, Any] = {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1}
-    assert "normalize_advantage" in only(problems(**settings)).settings
-    assert problems(**settings, normalize_advantage=False) == []
-    assert problems(**settings, normalize_advantage_over="dataset") == []
-
-
-def test_all_problems_are_found_at_once() -> None:
-    found = problems(env="", device="tpu", rollout=7, lr_adaptive_min=1.0)
-    assert len(found) == 4
-
-
-SAC: dict[str, Any] = {"algo": "sac", "num_workers": 2, "num_envs_per_worker": 4}
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "fitting"),
-    [
-        ({"warmup_env_steps": 30, "n_step": 3, "replay_size": 31}, "the warm-up of 32 steps", "--replay_size=32"),
-        ({"replay_size": 4999}, "is smaller than the warm-up of 5000 steps", "--replay_size=5000"),
-        ({"lr_schedule": "kl_adaptive_epoch"}, "needs on-policy data", "--lr_schedule=constant"),
-        ({"compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
-        (
-            {"serial_mode": True, "checkpoint_resets": True, "save_every_env_steps": 1000},
-            "needs the replay in each checkpoint",
-            "--save_replay=True",
-        ),
-    ],
-)
-def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], words: str, fitting: str) -> None:
-    problem = only(problems(**SAC, **settings))
-    assert words in problem.text
-    assert fitting in problem.suggestions
-    name, _, value = fitting.removeprefix("--").partition("=")
-    assert problems(**SAC, **{**settings, name: value}) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "fitting"),
-    [
-        ({"hyperspherical_weights": True, "batch_renorm": True}, "both normalize", "--batch_renorm=False"),
-        ({"residual_blocks": True, "encoder_mlp_layers": [8, 9]}, "one width", "--encoder_mlp_layers=8,8"),
-        ({"residual_blocks": True, "critic_mlp_layers": [9, 8]}, "one width", "--critic_mlp_layers=9,9"),
-        ({"batch_renorm": True, "batch_size": 1}, "two samples", "--batch_size=256"),
-        ({"value_bins": 51, "backend": "hogwild"}, "--value_bins: Hogwild", "--value_bins=none"),
-        (
-            {"normalize_rewards": True, "backend": "hogwild"},
-            "--normalize_rewards: Hogwild",
-            "--normalize_rewards=False",
-        ),
-        ({"residual_blocks": True, "algo": "dqn"}, "only SAC", "--algo=sac"),
-        ({"num_critics": 3, "algo": "td3"}, "--num_critics: only SAC", "--algo=sac"),
-        ({"num_critics": 3, "backend": "hogwild"}, "--num_critics: Hogwild", "--num_critics=2"),
-    ],
-)
-def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
-    problem = only(problems(**{"algo": "sac", **settings}))
-    assert words in problem.text and fitting in problem.suggestions
-    assert problems(algo="dqn", normalize_rewards=True) == []
-
-
 def test_records_of_others_that_use_the_learner_of_td3_have_none_of_the_settings_of_sac(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -275,7 +311,6 @@ def test_records_of_others_that_use_the_learner_of_td3_have_none_of_the_settings
 
 
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
-    assert problems(**SAC, async_rl=False, rollout=7, batch_size=10) == []
     assert problems(Machine(4, True, 1), **SAC, compile="cuda_graph") == []
     for name, value in (("debug_forced_lag", 3), ("debug_skip_training", True), ("with_vtrace", True)):
         assert name in only(problems(**SAC, **{name: value})).settings
@@ -286,27 +321,6 @@ def test_learning_from_a_replay_knows_no_trajectories() -> None:
     assert "initial_stddev" in warned(**{**SAC, "algo": "td3"}, initial_stddev=0.3)
     config = TrainConfig(env="CartPole-v1", **SAC, max_policy_lag=1)
     assert find_warnings(config, resolve(config, CPU), given=()) == []
-
-
-HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3}
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"algo": "dqn"}, "algo"),
-        ({"algo": "ppo", "batch_size": 1}, "batch_size"),
-        ({"algo": "sac", "save_replay": True}, "save_replay"),
-        ({"lr_schedule": "kl_adaptive_epoch"}, "lr_schedule"),
-        ({"hogwild_mode": "gradients", "num_gradients_to_combine": 5}, "num_gradients_to_combine"),
-        ({"rollout": 1, "num_envs_per_worker": 1}, "rollout"),
-        ({"algo": "sac", "hogwild_mode": "gradients"}, "hogwild_mode"),
-        ({"inference_mode": "central"}, "inference_mode"),
-        ({"with_vtrace": True}, "with_vtrace"),
-    ],
-)
-def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name: str) -> None:
-    assert name in only(problems(**{**HOGWILD, **settings})).settings
 
 
 @pytest.mark.parametrize(
@@ -333,8 +347,6 @@ def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_th
     gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
     assert problems(gpu, **HOGWILD) == problems(gpu, **HOGWILD, device="cuda") == []
     assert resolve(TrainConfig(**{**HOGWILD, "env": "CartPole-v1"}), gpu).device == "cpu"
-    assert problems(**HOGWILD, batch_size=1) == []
-    assert problems(**HOGWILD, hogwild_mode="gradients", num_gradients_to_combine=4) == []
     assert "hogwild_mode" in warned(algo="a2c", num_epochs=1, hogwild_mode="shared")
 
 
@@ -355,51 +367,9 @@ def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None
     assert "learning_rate" in warned(learning_rate=0.0)
 
 
-def test_the_recurrence_must_divide_the_rollout() -> None:
-    assert problems(use_rnn=True, rollout=32, recurrence=8) == []
-    assert problems(rollout=32, recurrence=12) == []  # nothing is recurrent
-    uneven = only(problems(use_rnn=True, rollout=32, recurrence=12))
-    assert uneven.settings == ("recurrence", "rollout")
-    assert "--recurrence=8" in uneven.suggestions
-
-
-@pytest.mark.parametrize(
-    ("settings", "words", "fitting"),
-    [
-        ({"algo": "dqn"}, "needs trajectories, SAC or TD3", "--algo=sac"),
-        ({"n_step": 3}, "--use_rnn=True with --algo=sac cannot be used with --n_step=3", "--n_step=1"),
-        ({"use_sde": True}, "--use_rnn=True with --algo=sac cannot be used with --use_sde=True", "--use_sde=False"),
-        ({"backend": "hogwild"}, "--backend=hogwild", "--backend=actor_learner"),
-        ({"num_critics": 3}, "--num_critics=3", "--num_critics=2"),
-        ({"residual_blocks": True}, "--residual_blocks=True", "--residual_blocks=False"),
-        ({"value_bins": 51}, "--value_bins=51", "--value_bins=none"),
-        ({"batch_size": 40}, "--recurrence=16 must divide --batch_size=40", "--batch_size=48"),
-        ({"recurrence": 7, "algo": "td3"}, "--recurrence=7 must divide --batch_size=128", "--batch_size=126"),
-    ],
-)
-def test_sequences_from_a_replay_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
-    settings = {"algo": "sac", "num_workers": 1, **settings}
-    problem = only(problems(use_rnn=True, **settings))
-    assert words in problem.text and fitting in problem.suggestions
-    assert problems(**settings) == []
-    assert problems(algo=settings["algo"], use_rnn=True) == [] or settings["algo"] == "dqn"
-
-
 def test_rows_from_other_machines_have_no_states() -> None:
     found = problems(algo="sac", use_rnn=True, cluster="ray", num_remote_hosts=1)
     assert any("--use_rnn=True of --algo=sac" in problem.text for problem in found)
-
-
-def test_environments_of_tensors_store_no_states() -> None:
-    settings = {"algo": "sac", "env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
-    assert "--env_backend=tensor" in only(problems(use_rnn=True, **settings)).text
-
-
-def test_keys_of_the_critic_need_an_actor_of_its_own() -> None:
-    assert problems(algo="td3", critic_only_keys=["hidden"]) == []
-    fittings = (({"algo": "dqn"}, "--algo=sac"), ({"algo": "sac", "batch_renorm": True}, "--batch_renorm=False"))
-    for settings, fitting in fittings:
-        assert fitting in only(problems(critic_only_keys=["hidden"], **settings)).suggestions
 
 
 def test_keys_of_the_critic_of_one_policy_need_an_actor_of_its_own() -> None:
@@ -413,8 +383,7 @@ def test_keys_of_the_critic_of_one_policy_need_an_actor_of_its_own() -> None:
 
 
 def test_ranks_do_not_begin_anew_at_checkpoints() -> None:
-    settings: dict[str, Any] = {"env_backend": "tensor", "serial_mode": True, "async_rl": False, "num_workers": 1}
-    settings |= {"checkpoint_resets": True, "save_every_env_steps": 1000}
+    settings = {**TENSORS, "checkpoint_resets": True, "save_every_env_steps": 1000}
     assert problems(**settings) == []
     problem = only(problems(Machine(cores=16, num_ranks=2), **settings))
     assert problem.settings == ("checkpoint_resets",) and "not 2 ranks" in problem.text
@@ -428,24 +397,6 @@ def test_priorities_are_those_of_one_learner() -> None:
     on_device: dict[str, Any] = {**settings, "env_backend": "tensor", "serial_mode": True, "async_rl": False}
     assert "one on the device has no priorities" in only(problems(**on_device)).text
     assert problems(**{**on_device, "algo": "sac"}) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "instead"),
-    [
-        ({"backend": "hogwild", "algo": "a2c"}, "--hogwild_mode=gradients"),
-        ({"serial_mode": True}, "--serial_mode=False"),
-        ({"num_policies": 2}, "--num_policies=1"),
-        ({"inference_mode": "central"}, "--inference_mode=local"),
-        ({"num_remote_hosts": 241}, "--num_remote_hosts=240"),
-        ({"num_remote_hosts": 140, "num_workers": 110}, "--num_remote_hosts=130"),
-        ({"ray_address": "ray://head:10001"}, "--ray_address=HOST:6379"),
-        ({"env": lambda: None}, "--env=MODULE:function"),
-    ],
-    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
-)
-def test_what_pools_on_other_machines_cannot_do_is_refused(settings: dict[str, Any], instead: str) -> None:
-    assert instead in only(problems(cluster="ray", **settings)).suggestions
 
 
 @pytest.mark.parametrize("settings", [{}, {"device": "cuda"}, {"inference_devices": ["cuda"], "device": "cpu"}])
@@ -466,11 +417,6 @@ def test_more_inference_devices_than_workers_are_refused_with_what_fits() -> Non
     assert problem.suggestions == ("--num_workers=2", "--inference_devices=cuda:0")
     assert problems(machine, **given, num_workers=2) == []
     assert problems(machine, algo="sac", inference_devices=["cuda:0"]) == []
-
-
-def test_pools_serve_algorithms_with_a_replay() -> None:
-    for algo in ("sac", "td3", "dqn"):
-        assert problems(cluster="ray", algo=algo, num_remote_hosts=2) == []
 
 
 def test_workers_on_other_machines_take_none_of_this_ones_cores() -> None:
