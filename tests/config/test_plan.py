@@ -26,7 +26,8 @@ def test_auto_is_local_on_a_cpu_and_central_with_two_splits_on_a_gpu() -> None:
     for machine, expected in ((CPU, ("cpu", "local", 1, 0)), (GPU, ("cuda", "central", 2, 1))):
         plan = planned(machine)
         assert (plan.device, plan.inference_mode, plan.worker_num_splits, plan.num_inference_workers) == expected
-    assert planned(Machine(8, torch_has_cuda=False, num_cuda_devices=1)).device == "cpu"
+    for machine in (Machine(8, torch_has_cuda=False, num_cuda_devices=1), Machine(8, torch_has_cuda=True)):
+        assert planned(machine).device == "cpu"
     assert planned(GPU, serial_mode=True, inference_mode="central").inference_mode == "local"
 
 
