@@ -41,6 +41,13 @@ def failure_seen_by(peer: Peers) -> str:
     raise AssertionError("nothing was noticed")
 
 
+def wait_for_beats(*ranks: Peers) -> None:
+    """Waits until each of these has heard the other rank."""
+    deadline = time.monotonic() + LIMIT_S
+    while not all(rank._beats for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_all_ranks_hear_what_the_first_one_says_first(join: Callable[[int], Peers]) -> None:
     with join(0) as first, join(1) as second:
         first.send_settings({"config": {"env": "A"}, "env_steps": None})
