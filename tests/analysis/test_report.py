@@ -78,13 +78,6 @@ def line_of(report, section, name):
     ]
 
 
-def test_shares_are_taken_within_a_round():
-    found = results().variants[1].throughput
-    assert found is not None
-    assert found.share_of_simulation is not None
-    assert sorted(found.share_of_simulation.values) == pytest.approx([0.6, 0.8])
-
-
 def test_the_report_tells_every_figure(tmp_path):
     report = to_markdown(results(), Plots({"A plot": tmp_path / "plots" / "fps.png"}), tmp_path)
     assert line_of(report, "Pure simulation", "2 x 32") == ["2 x 32", "525 [50, 1,000]"]

@@ -1,5 +1,9 @@
+import pytest
+
 from asyncrl.analysis.benchmark.results import LearningFigures, ResultStore, SimulationFigures
+from asyncrl.analysis.benchmark.tasks import num_passes
 from asyncrl.analysis.benchmark.variants import Layout, Protocol, Task, Variant, ordered_tasks
+from asyncrl.config.schema import TrainConfig
 
 SMALL, LARGE = Layout(1, 8), Layout(2, 32)
 VARIANTS = [Variant("sync", "local", SMALL), Variant("async", "local", SMALL), Variant("sampling", "central", LARGE)]
@@ -60,3 +64,10 @@ def test_a_result_under_other_conditions_is_not_taken(tmp_path):
     store = ResultStore(tmp_path / "results.jsonl")
     store.add(Task("simulation", "1 x 8", 0, (), ("simulate_s=1",)), SimulationFigures(100.0, replayed=False), "one")
     assert store.get(Task("simulation", "1 x 8", 0, (), ("simulate_s=9",))) is None
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("sync", 4), ("sampling", 0), ("hogwild", 1)])
+def test_samples_are_trained_on_as_often_as_the_mode_says(mode, expected):
+    variant = Variant(mode, "local", Layout(1, 8))
+    config = TrainConfig(algo="a2c", num_epochs=4, backend="hogwild" if mode == "hogwild" else "actor_learner")
+    assert num_passes(Task("throughput", variant.name, 0, variant.flags, ()), config) == expected

@@ -15,7 +15,7 @@ from small_runs import BOX, CountingWaker, fill, planned, small_arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slot_pool import SlotPool
-from asyncrl.buffers.slots import SlotState, TrajectorySlots
+from asyncrl.buffers.slots import SlotState, SlotStateError, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.rollout.env_group import EnvGroup
@@ -68,7 +68,7 @@ def test_slots_are_filled_in_turn_while_any_is_free() -> None:
     assert [pool.complete() for _ in range(3)] == [3, 4, None]
 
 
-def test_refilling_counts_what_a_dead_worker_lost() -> None:
+def test_refilling_counts_the_samples_of_a_dead_worker_and_poisons_the_slot() -> None:
     pool = Pool()
     slot = pool.pool.find_free()
     assert pool.slots.refill(slot, 1) == 0
@@ -76,6 +76,11 @@ def test_refilling_counts_what_a_dead_worker_lost() -> None:
     pool.slots.valid[slot] = True
     pool.slots.valid[slot, 0, 1] = False
     assert pool.slots.refill(slot, 1) == 2 * ENVS - 1
+    fill(pool.slots, slot)
+    pool.slots.refill(slot, 1)
+    pool.slots.finish(slot, 1)
+    with pytest.raises(SlotStateError, match="was never written"):
+        pool.slots.require_written(slot)
 
 
 def test_a_new_worker_announces_complete_slots_again_to_policies_that_have_not_taken_them() -> None:

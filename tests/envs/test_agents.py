@@ -218,10 +218,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_environment_of_a_package_is_made_by_its_module() -> None:
     assert isinstance(make_env("board_games:bits_v1"), ParallelAgents)
     assert isinstance(make_env("board_games:turns_v0"), TurnAgents)
-
-
-@pytest.mark.usefixtures("package")
-def test_a_missing_package_is_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"needs a package that is not installed .*: pip install no_such_package"):
         make_env("board_games:drawn_v0")
 

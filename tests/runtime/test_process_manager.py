@@ -22,7 +22,7 @@ from killing import pids
 from signal_slot.signal_slot import EventLoop
 
 from asyncrl.runtime import processes
-from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, allow_descriptors
+from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, allow_descriptors, describe_exit
 from asyncrl.runtime.signals import STOPPING
 
 TESTS = str(Path(__file__).parents[1])
@@ -236,6 +236,10 @@ def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
     unlocked.set()
     while any(thread.name.endswith("of stuck") for thread in threading.enumerate()):
         time.sleep(0.01)
+
+
+def test_an_exit_code_is_put_in_words() -> None:
+    assert describe_exit(3) == "ended with exit code 3"
 
 
 def run_program(call: str) -> subprocess.Popen[str]:
