@@ -127,51 +127,6 @@ def test_forced_lag_counts_whole_publications() -> None:
     assert planned(debug_forced_lag=4, num_workers=2, num_envs_per_worker=32, **shape).steady_lag_bound == 8 + 4
 
 
-@pytest.mark.parametrize("num_batches_to_accumulate", [1, 3])
-@pytest.mark.parametrize("shape", [(2, 32, 64), (3, 5, 16), (4, 16, 32), (2, 128, 8)])
-@pytest.mark.parametrize("train_time", [1, 7, 40])
-def test_no_lag_of_a_simulated_run_at_equal_pace_exceeds_the_bound(
-    shape: tuple[int, int, int], num_batches_to_accumulate: int, train_time: int
-) -> None:
-    workers, envs, rollout = shape
-    sizes = {"num_workers": workers, "num_envs_per_worker": envs, "rollout": rollout}
-    plan = planned(**sizes, num_batches_to_accumulate=num_batches_to_accumulate)
-    assert 0 < largest_simulated_lag(plan, train_time) <= plan.steady_lag_bound
-
-
-def largest_simulated_lag(plan: ResourcePlan, train_time: int) -> int:
-    """Plays 20 datasets: a slot takes 10 ticks to fill; weights are published, then slots freed, after each dataset."""
-    num_free, version, worst, clock = plan.num_slots, 0, 0, 0
-    filling: list[tuple[int, int, int]] = []  # split, tick at which the slot is full, version at the grant
-    idle = list(range(plan.num_splits))
-    ready: list[tuple[int, int]] = []  # slot's number, version; one for each column
-    columns_left: dict[int, int] = {}
-    training: list[tuple[int, int]] = []
-    trained_at = 0
-    while version < 20 * plan.updates_per_dataset:
-        for split, full_at, granted in [entry for entry in filling if entry[1] == clock]:
-            number = len(columns_left)
-            columns_left[number] = plan.envs_per_split
-            ready += [(number, granted)] * plan.envs_per_split
-            filling.remove((split, full_at, granted))
-            idle.append(split)
-        if training and clock == trained_at:
-            version += plan.updates_per_dataset
-            for number, _ in training:
-                columns_left[number] -= 1
-                num_free += columns_left[number] == 0
-            training = []
-        while idle and num_free:
-            filling.append((idle.pop(0), clock + 10, version))
-            num_free -= 1
-        if not training and len(ready) >= plan.columns_per_dataset:
-            training, ready = ready[: plan.columns_per_dataset], ready[plan.columns_per_dataset :]
-            worst = max(worst, *(version - granted for _, granted in training))
-            trained_at = clock + train_time
-        clock += 1
-    return worst
-
-
 def test_a_replay_takes_the_place_of_slots_and_learning_has_the_cores() -> None:
     many = Machine(cores=16)
     sac = {"algo": "sac", "batch_size": 256, "encoder_mlp_layers": [256, 256]}

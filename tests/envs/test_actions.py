@@ -24,15 +24,6 @@ def spec(action: BoxAction | DiscreteAction) -> EnvSpec:
     return EnvSpec("Some-v0", vector_observation(3), action, None)
 
 
-def test_choices_are_counted_from_the_start_of_their_space() -> None:
-    adapter = ActionAdapter(spec(DiscreteAction(n=3, start=-1)), mapping="raw")
-    choices = np.array([0, 2, 1])
-    assert adapter.to_env_batch(choices).tolist() == [-1, 1, 0]
-    assert choices.tolist() == [0, 2, 1]
-    single = adapter.to_env(2)
-    assert single == 1 and isinstance(single, np.int64)
-
-
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
 def test_choices_are_in_their_spaces_whatever_its_dtype(dtype: str) -> None:
     space = spaces.Discrete(3, start=-1, dtype=np.dtype(dtype).type)

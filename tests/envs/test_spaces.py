@@ -128,30 +128,6 @@ def test_the_axes_of_an_image_are_found(shape: tuple[int, ...], axes: tuple[int,
     assert (image_axes(shape, channels), image_size(shape, channels)) == (axes, size)
 
 
-_SIZES = st.integers(1, 6)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(first=_SIZES, middle=_SIZES, last=_SIZES, stack=st.lists(_SIZES, max_size=1))
-def test_height_and_width_are_equal_neighbours_and_else_not_the_smaller_end(
-    first: int, middle: int, last: int, stack: list[int]
-) -> None:
-    shape = (*stack, first, middle, last)
-    channels = find_channels(shape)
-    axes, size = image_axes(shape, channels), image_size(shape, channels)
-    assert sorted(axes) == list(range(len(shape)))
-    assert size == tuple(shape[axis] for axis in axes[-2:])
-    assert axes[-1] == axes[-2] + 1  # height and width keep their places beside one another
-    if first == middle or middle == last:
-        assert size == (middle, middle)
-    else:
-        assert middle in size and max(first, last) in size
-    if first == middle == last or (first == last and first != middle):
-        assert channels == "last"
-    if first != last:  # in an array that is mirrored, channels are at the other end
-        assert find_channels((*stack, last, middle, first)) != channels
-
-
 @pytest.mark.parametrize(("image_channels", "found"), [("auto", "last"), ("first", "first"), ("last", "last")])
 def test_a_setting_says_where_channels_are_and_a_saved_layout_keeps_them(
     image_channels: ImageChannels, found: str
