@@ -16,17 +16,20 @@ CONFIG = TrainConfig(env="CartPole-v1", encoder_mlp_layers=[8])
 NUM_ENVS, NUM_STEPS = 3, 60
 
 
+def saved_policy(config, folder):
+    env = make_env(config.env)
+    spec = read_spec(env, config.env)
+    env.close()
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    model = ActorCritic(spec, config)
+    return checkpoint.save(folder, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps=0, keep=1)
+
+
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
     """A policy's episodes: its environments, its file."""
     folder = tmp_path_factory.mktemp("recording")
-    env = make_env(CONFIG.env)
-    spec = read_spec(env, CONFIG.env)
-    model = ActorCritic(spec, CONFIG)
-    env.close()
-    state = {"config": CONFIG.model_dump(mode="json"), "spec": spec.to_data()}
-    path = checkpoint.save(folder, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps=0, keep=1)
-    recorded = record(CONFIG, path, NUM_ENVS, NUM_STEPS)
+    recorded = record(CONFIG, saved_policy(CONFIG, folder), NUM_ENVS, NUM_STEPS)
     recorded.save(folder / "recording.npz")
     return recorded, folder / "recording.npz"
 
@@ -98,11 +101,5 @@ def test_a_failure_of_an_environment_is_told(env, env_kwargs, told):
 @pytest.mark.parametrize("env_id", ["space_envs:MaskedChoice", "space_envs:LitSide"])
 def test_policies_of_other_spaces_and_with_memory_are_recorded(tmp_path, env_id):
     config = TrainConfig(env=env_id, encoder_mlp_layers=[8], use_rnn=True, rnn_size=4)
-    env = make_env(config.env)
-    spec = read_spec(env, config.env)
-    env.close()
-    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
-    model = ActorCritic(spec, config)
-    path = checkpoint.save(tmp_path, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps=0, keep=1)
-    recorded = record(config, path, 2, 5)
+    recorded = record(config, saved_policy(config, tmp_path), 2, 5)
     assert recorded.actions.shape[:2] == (2, 5)

@@ -92,30 +92,31 @@ def test_words_are_one_dimensional_integers() -> None:
         arena.words("matrix")
 
 
-@pytest.mark.parametrize("is_linux", [True, False])
+@pytest.mark.parametrize(("is_linux", "prefix"), [(True, ""), (False, ""), (True, "of.1.")])
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_child_sees_the_same_pages_and_wakes_its_parent(
-    context: BaseContext, monkeypatch: pytest.MonkeyPatch, is_linux: bool, tmp_path: Path
+    context: BaseContext, monkeypatch: pytest.MonkeyPatch, is_linux: bool, prefix: str, tmp_path: Path
 ) -> None:
     if not is_linux:  # macOS has none of these: the arena is then a deleted file in the folder for temporary files
         for name in ("eventfd", "memfd_create", "posix_fallocate"):
             monkeypatch.delattr(os, name)
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    arena, to_child, to_parent = Arena.create(SPECS), Waker(), Waker()
+    arena, to_child, to_parent = Arena.create([*SPECS, ArraySpec("of.1.numbers", "int64", (5,))]), Waker(), Waker()
+    view = arena.scoped(prefix) if prefix else arena
     entries = set(os.listdir("/dev/shm"))
-    child = context.Process(target=child_targets.add_one, args=(arena, to_child, to_parent), daemon=True)
+    child = context.Process(target=child_targets.add_one, args=(view, to_child, to_parent), daemon=True)
     child.start()
-    arena.array("numbers")[:] = range(5)
+    view.array("numbers")[:] = range(5)
     to_child.wake()
     assert to_parent.wait(30.0)
-    assert arena.array("numbers").tolist() == [1, 2, 3, 4, 5]
+    assert arena.array(f"{prefix}numbers").tolist() == [1, 2, 3, 4, 5]
+    assert not arena.array("numbers" if prefix else "of.1.numbers").any()
     wait_until(lambda: set(os.listdir("/dev/shm")) <= entries, 10.0, "there is no new name, also of other programs")
     child.join()
     assert child.exitcode == 0
     assert list(tmp_path.glob("asyncrl-*")) == []
-    arena.close()
-    to_child.close()
-    to_parent.close()
+    for each in (arena, to_child, to_parent):
+        each.close()
 
 
 def test_a_scoped_view_finds_its_own_arrays_first_and_then_the_common_ones() -> None:
@@ -131,21 +132,3 @@ def test_a_scoped_view_finds_its_own_arrays_first_and_then_the_common_ones() -> 
     assert (arena.words("of.1.count")[0], arena.words("count")[0]) == (7, 0)
     view.close()
     assert arena.words("of.1.count")[0] == 7
-
-
-@pytest.mark.usefixtures("leaves_nothing")
-def test_a_child_gets_a_scoped_view_of_the_same_pages(context: BaseContext) -> None:
-    specs = (ArraySpec("numbers", "int64", (5,)), ArraySpec("of.1.numbers", "int64", (5,)))
-    arena, to_child, to_parent = Arena.create(specs), Waker(), Waker()
-    view = arena.scoped("of.1.")
-    child = context.Process(target=child_targets.add_one, args=(view, to_child, to_parent), daemon=True)
-    child.start()
-    view.array("numbers")[:] = range(5)
-    to_child.wake()
-    assert to_parent.wait(30.0)
-    assert arena.array("of.1.numbers").tolist() == [1, 2, 3, 4, 5]
-    assert not arena.array("numbers").any()
-    child.join()
-    assert child.exitcode == 0
-    for each in (arena, to_child, to_parent):
-        each.close()

@@ -18,14 +18,8 @@ from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.modes.choice import arena_bytes, arena_specs
 
 # 2 workers x 2 splits x 3 environments, 5 steps; 24 columns are 8 slots, and 4 more for the splits.
-PLAN = planned(
-    rollout=5,
-    batch_size=120,
-    num_workers=2,
-    num_envs_per_worker=6,
-    worker_num_splits=2,
-    inference_mode="central",
-)
+SIZES = {"rollout": 5, "batch_size": 120, "num_workers": 2, "num_envs_per_worker": 6, "worker_num_splits": 2}
+PLAN = planned(inference_mode="central", **SIZES)
 BODY = EnvSpec("Body", vector_observation(348, "float64"), BoxAction((17,), (-0.4,) * 17, (0.4,) * 17, "float32"), 1000)
 GAME = EnvSpec("Game", vector_observation(9, "int32"), DiscreteAction(6, -1), None)
 

@@ -173,7 +173,7 @@ def test_a_replay_of_another_layout_keeps_every_step_and_joins_no_two_episodes(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_of_more_rows_than_another_layout_has_room_for_the_newest_are_kept(layout: tuple[int, int]) -> None:
+def test_a_smaller_replay_of_another_layout_keeps_the_newest_rows(layout: tuple[int, int]) -> None:
     _, stripes = new_replay(2, 3, 600)
     for split in range(2):
         TaggedWriter(stripes, split, seed=split, end_probability=0.0).write_rows(600)

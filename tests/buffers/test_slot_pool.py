@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mortal_arena import Death, Life, MortalArena
+from mortal_arena import Life, MortalArena, MortalRun
 from policy_envs import Episodes, MarkingPolicies, NumberedEpisodes, check_rows
 from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
-from asyncrl.buffers.control import RunControl, WorkerDeaths
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import SlotState, SlotStateError, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.inference.worker import InferenceWorker
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
@@ -27,19 +26,11 @@ from asyncrl.rollout.worker import LocalActions, RemoteActions, RolloutWorker, S
 
 NUM_WORKERS, SPLITS, ENVS, ROLLOUT, NUM_POLICIES = 2, 2, 2, 3, 2
 NUM_TAKEN = 24
-VICTIM = 0
 
 
 def plan_of(async_rl: bool, inference_mode: str = "local") -> ResourcePlan:
-    plan = planned(
-        async_rl=async_rl,
-        rollout=ROLLOUT,
-        batch_size=24,
-        num_workers=NUM_WORKERS,
-        num_envs_per_worker=SPLITS * ENVS,
-        worker_num_splits=SPLITS,
-        inference_mode=inference_mode,
-    )
+    sizes = {"rollout": ROLLOUT, "batch_size": 24, "num_workers": NUM_WORKERS, "num_envs_per_worker": SPLITS * ENVS}
+    plan = planned(async_rl=async_rl, worker_num_splits=SPLITS, inference_mode=inference_mode, **sizes)
     return dataclasses.replace(plan, num_policies=NUM_POLICIES)
 
 
@@ -77,21 +68,7 @@ def test_slots_are_filled_in_turn_while_any_is_free() -> None:
     assert [pool.complete() for _ in range(3)] == [3, 4, None]
 
 
-def test_a_slot_that_is_filled_again_must_be_written_again() -> None:
-    pool = Pool()
-    slot = pool.complete()
-    pool.slots.require_written(slot)
-    for policy in range(NUM_POLICIES):
-        pool.take(policy, slot)
-    pool.slots.refill(slot, 1)
-    with pytest.raises(SlotStateError, match="is FILLING, expected READY"):
-        pool.slots.require_written(slot)
-    pool.slots.finish(slot, 1)
-    with pytest.raises(SlotStateError, match="was never written"):
-        pool.slots.require_written(slot)
-
-
-def test_refilling_counts_what_a_dead_worker_lost() -> None:
+def test_refilling_counts_the_samples_of_a_dead_worker_and_poisons_the_slot() -> None:
     pool = Pool()
     slot = pool.pool.find_free()
     assert pool.slots.refill(slot, 1) == 0
@@ -99,9 +76,14 @@ def test_refilling_counts_what_a_dead_worker_lost() -> None:
     pool.slots.valid[slot] = True
     pool.slots.valid[slot, 0, 1] = False
     assert pool.slots.refill(slot, 1) == 2 * ENVS - 1
+    fill(pool.slots, slot)
+    pool.slots.refill(slot, 1)
+    pool.slots.finish(slot, 1)
+    with pytest.raises(SlotStateError, match="was never written"):
+        pool.slots.require_written(slot)
 
 
-def test_a_successor_announces_what_is_complete_to_those_who_lack_it_and_may_not_know() -> None:
+def test_a_new_worker_announces_complete_slots_again_to_policies_that_have_not_taken_them() -> None:
     pool = Pool()
     first, second, third = (pool.complete() for _ in range(3))
     pool.ready[0].push(first)
@@ -145,31 +127,25 @@ class Learner:
                 self.taken[slot] = self.seen[slot]
 
 
-class Run:
+class Run(MortalRun):
     """Two workers, their policies, and the learners of two policies; the victims die early."""
 
     def __init__(self, async_rl: bool, inference_mode: str, worker_life: float = np.inf, server_life: float = np.inf):
-        self.plan = plan_of(async_rl, inference_mode)
-        self.arena, self.slots = small_arena(self.plan)
+        plan = plan_of(async_rl, inference_mode)
+        arena, self.slots = small_arena(plan)
         self.episodes = Episodes(NUM_POLICIES)
-        self.policies = MarkingPolicies(self.slots)
-        self.is_central = inference_mode == "central"
-        self.worker_deaths = WorkerDeaths(self.arena, has_server=self.is_central, has_slots=False)
-        self.log = FailureLog(0, TrainConfig(), RunControl(self.arena, NUM_WORKERS))
+        self.log = FailureLog(0, TrainConfig(), RunControl(arena, NUM_WORKERS))
+        super().__init__(plan, arena, MarkingPolicies(self.slots), False, worker_life, server_life)
         self.num_dropped = 0
-        self.has_worker_died = self.has_server_died = False
-        self.workers: list[RolloutWorker | None] = [None] * NUM_WORKERS
-        self.lives = [Life(worker_life if worker == VICTIM else np.inf) for worker in range(NUM_WORKERS)]
-        self.server = self.new_server(Life(server_life)) if self.is_central else None
         self.learners = [Learner(self, policy) for policy in range(NUM_POLICIES)]
         self.num_turns = 0
 
-    def new_worker(self, worker_idx: int) -> RolloutWorker:
-        arena: Any = MortalArena(self.arena, self.lives[worker_idx])
+    def new_worker(self, worker_idx: int, life: Life) -> RolloutWorker:
+        arena: Any = MortalArena(self.arena, life)
         slots = TrajectorySlots(arena)
         ring = IndexRing(arena, f"requests.{worker_idx}")
         remote = RemoteActions(RequestTable(arena), ring, CountingWaker())
-        actions = remote if self.is_central else LocalActions(self.policies)
+        actions = remote if self.has_server else LocalActions(self.policy)
         groups, pools = {}, {}
         for split_idx in range(worker_idx * SPLITS, (worker_idx + 1) * SPLITS):
             first = split_idx * ENVS
@@ -186,39 +162,9 @@ class Run:
         ]
         return RolloutWorker(worker_idx, splits, RunControl(arena, NUM_WORKERS))
 
-    def new_server(self, life: Life) -> InferenceWorker:
-        arena: Any = MortalArena(self.arena, life)
-        return InferenceWorker(
-            0,
-            self.policies,
-            ENVS,
-            RequestTable(arena),
-            {worker: IndexRing(arena, f"requests.{worker}") for worker in range(NUM_WORKERS)},
-            dict.fromkeys(range(NUM_WORKERS), CountingWaker()),
-            SPLITS,
-            0.0,
-            self.worker_deaths,
-        )
-
     def turn(self) -> None:
         self.num_turns += 1
-        for worker_idx, worker in enumerate(self.workers):
-            try:
-                if worker is not None:
-                    worker.poll()
-                elif self.worker_deaths.is_acknowledged(worker_idx):
-                    self.workers[worker_idx] = self.new_worker(worker_idx)
-            except Death:
-                self.has_worker_died = True
-                self.worker_deaths.announce(worker_idx)
-                self.workers[worker_idx] = None
-                self.lives[worker_idx] = Life(np.inf)
-        if self.server is not None:
-            try:
-                self.server.poll()
-            except Death:
-                self.has_server_died = True
-                self.server = self.new_server(Life(np.inf))
+        self.let_roles_act()
         self.learners[0].poll()
         if self.num_turns % 3 == 0:
             self.learners[1].poll()
@@ -287,7 +233,7 @@ def test_an_inference_worker_may_die_at_any_write(async_rl: bool) -> None:
     assert num_writes > 50
 
 
-def test_in_sync_nobody_collects_before_every_policy_has_given_all_slots_back() -> None:
+def test_in_sync_no_split_collects_before_every_policy_has_freed_all_slots() -> None:
     run = Run(async_rl=False, inference_mode="local")
     for learner in run.learners:
         learner.taken = np.zeros(run.plan.num_slots, int)  # these learners keep what they got

@@ -73,7 +73,7 @@ def test_one_number_that_was_not_written_is_named(slots: TrajectorySlots, name: 
     assert slots.state(SLOT) == SlotState.READY
 
 
-def test_what_a_slot_held_before_does_not_count_as_written(slots: TrajectorySlots) -> None:
+def test_rows_of_an_earlier_use_of_a_slot_do_not_count_as_written(slots: TrajectorySlots) -> None:
     bring_to(slots, SlotState.TRAINING)
     slots.free(SLOT)
     slots.grant(SLOT, SPLIT)

@@ -28,10 +28,6 @@ def test_a_wake_up_before_the_wait_ends_it_and_ends_only_one(waker: Waker) -> No
     assert not waker.wait(0.0)
 
 
-def test_nobody_woken_is_a_timeout(waker: Waker) -> None:
-    assert not waker.wait(0.001)
-
-
 def test_a_process_may_have_more_files_open_than_select_takes() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 3000)), hard))

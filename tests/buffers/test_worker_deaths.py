@@ -13,13 +13,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from mortal_arena import Death, Life, MortalArena
+from mortal_arena import VICTIM, Life, MortalArena, MortalRun
 from small_runs import BOX, CountingWaker, planned, small_arena
 
 from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
-from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.sinks import GrantedSlots, SlotSink
@@ -27,7 +26,6 @@ from asyncrl.rollout.worker import RemoteActions, RolloutWorker, Split
 
 NUM_WORKERS, SPLITS, ROLLOUT = 2, 2, 2
 NUM_DATASETS = 3
-VICTIM = 0
 
 in_both_timings = pytest.mark.parametrize("async_rl", [False, True], ids=["sync", "async"])
 
@@ -70,38 +68,21 @@ class NumberingPolicy:
                 self._slots.log_prob[slot, row] = 0.0
 
 
-class Run:
+class Run(MortalRun):
     """Two workers of two splits, their inference worker, and the learner's exchange; the victims die early."""
 
     def __init__(self, async_rl: bool, worker_life: float = np.inf, server_life: float = np.inf) -> None:
-        self.plan = planned(
-            async_rl=async_rl,
-            rollout=ROLLOUT,
-            batch_size=16,
-            num_workers=NUM_WORKERS,
-            num_envs_per_worker=2,
-            worker_num_splits=SPLITS,
-            inference_mode="central",
+        sizes = {"rollout": ROLLOUT, "batch_size": 16, "num_workers": NUM_WORKERS, "num_envs_per_worker": 2}
+        plan = planned(async_rl=async_rl, worker_num_splits=SPLITS, inference_mode="central", **sizes)
+        arena, self.slots = small_arena(plan)
+        super().__init__(plan, arena, NumberingPolicy(self.slots), True, worker_life, server_life)
+        self.table = RequestTable(arena)
+        self.ledger = SlotLedger(self.slots, plan)
+        ready, granted = (
+            [IndexRing(arena, f"{name}.{worker}") for worker in range(NUM_WORKERS)] for name in ("ready", "granted")
         )
-        self.arena, self.slots = small_arena(self.plan)
-        self.table = RequestTable(self.arena)
-        self.worker_deaths = WorkerDeaths(self.arena, has_server=True, has_slots=True)
-        self.policy = NumberingPolicy(self.slots)
-        self.ledger = SlotLedger(self.slots, self.plan)
-        self.exchange = SlotExchange(
-            self.ledger,
-            [IndexRing(self.arena, f"ready.{worker}") for worker in range(NUM_WORKERS)],
-            [IndexRing(self.arena, f"granted.{worker}") for worker in range(NUM_WORKERS)],
-            [CountingWaker()] * NUM_WORKERS,
-            SPLITS,
-            self.worker_deaths,
-        )
-        self.has_worker_died = self.has_server_died = False
-        self.workers: list[RolloutWorker | None] = [
-            self.new_worker(worker_idx, Life(worker_life if worker_idx == VICTIM else np.inf))
-            for worker_idx in range(NUM_WORKERS)
-        ]
-        self.server = self.new_server(Life(server_life))
+        wakers = [CountingWaker()] * NUM_WORKERS
+        self.exchange = SlotExchange(self.ledger, ready, granted, wakers, SPLITS, self.worker_deaths)
 
     def new_worker(self, worker_idx: int, life: Life) -> RolloutWorker:
         arena: Any = MortalArena(self.arena, life)
@@ -115,39 +96,9 @@ class Run:
             splits.append(Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions))
         return RolloutWorker(worker_idx, splits, RunControl(arena, NUM_WORKERS))
 
-    def new_server(self, life: Life) -> InferenceWorker:
-        arena: Any = MortalArena(self.arena, life)
-        return InferenceWorker(
-            0,
-            self.policy,
-            1,
-            RequestTable(arena),
-            {worker: IndexRing(arena, f"requests.{worker}") for worker in range(NUM_WORKERS)},
-            dict.fromkeys(range(NUM_WORKERS), CountingWaker()),
-            SPLITS,
-            0.0,
-            self.worker_deaths,
-        )
-
     def turn(self) -> None:
-        """Lets everyone go on, and puts others in the place of the dead as the runner does."""
         self.exchange.poll()
-        for worker_idx, worker in enumerate(self.workers):
-            if worker is None:
-                if self.worker_deaths.is_acknowledged(worker_idx):
-                    self.workers[worker_idx] = self.new_worker(worker_idx, Life(np.inf))
-                continue
-            try:
-                worker.poll()
-            except Death:
-                self.has_worker_died = True
-                self.worker_deaths.announce(worker_idx)
-                self.workers[worker_idx] = None
-        try:
-            self.server.poll()
-        except Death:
-            self.has_server_died = True
-            self.server = self.new_server(Life(np.inf))
+        self.let_roles_act()
 
     def trained(self) -> list[dict[str, np.ndarray]]:
         """The columns of the first datasets, in their order."""
@@ -218,7 +169,7 @@ def test_worker_and_inference_worker_may_die_together(async_rl: bool) -> None:
         assert run.has_worker_died and run.has_server_died
 
 
-def test_nobody_follows_before_what_the_dead_one_held_is_settled() -> None:
+def test_a_dead_worker_is_replaced_after_inference_worker_and_learner_have_released_its_slots() -> None:
     run = Run(async_rl=True)
     run.exchange.poll()
     run.workers[VICTIM].poll()  # both splits have asked
@@ -236,7 +187,7 @@ def test_nobody_follows_before_what_the_dead_one_held_is_settled() -> None:
     assert worker_deaths.is_acknowledged(VICTIM)
 
 
-def test_without_inference_workers_or_slots_nobody_is_waited_for() -> None:
+def test_a_replay_without_inference_workers_replaces_a_dead_worker_at_once() -> None:
     arena = Run(async_rl=True).arena
     of_replay = WorkerDeaths(arena, has_server=False, has_slots=False)
     of_replay.announce(1)

@@ -38,10 +38,7 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (needs hogwild_mode=gradients)"),
         (["--num_inference_workers=2"], "--num_inference_workers (needs inference_mode=central)"),
         (["--eval_episodes=3"], "--eval_episodes (needs eval_every_env_steps)"),
-        (
-            ["--async_rl=False", "--num_batches_to_accumulate=2"],
-            "--num_batches_to_accumulate (needs async_rl=True)",
-        ),
+        (["--async_rl=False", "--num_batches_to_accumulate=2"], "--num_batches_to_accumulate (needs async_rl=True)"),
         (
             ["--fixed_lag=True", "--num_batches_to_accumulate=2"],
             "--num_batches_to_accumulate (needs fixed_lag=False)",
@@ -99,12 +96,9 @@ def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> 
         ["--algo=sac", "--ppo_clip_ratio=0.2"],  # the default
     ],
 )
-def test_what_is_read_or_as_it_always_is_is_not_said(flags: list[str]) -> None:
+def test_no_warning_for_used_or_default_settings(flags: list[str]) -> None:
     assert unread(*flags) == []
-
-
-def test_inference_is_what_the_plan_makes_of_it() -> None:
-    gpu = Machine(cores=4, torch_has_cuda=True, num_cuda_devices=1)
+    gpu = Machine(cores=4, torch_has_cuda=True, num_cuda_devices=1)  # the plan chooses central inference
     assert unread("--num_inference_workers=2", machine=gpu) == []
 
 

@@ -56,10 +56,6 @@ def test_a_driver_that_is_older_than_torchs_cuda_shows_no_device(
     assert machine._num_cuda_devices(needed) == count
 
 
-def test_a_built_for_cuda_torch_without_a_device_is_not_usable() -> None:
-    assert not machine.Machine(4, torch_has_cuda=True, num_cuda_devices=0).cuda_is_usable
-
-
 @pytest.mark.parametrize(("quota", "expected"), [(None, 2), (8, 2), (1, 1)])
 def test_the_cores_are_those_that_this_process_may_use(
     monkeypatch: pytest.MonkeyPatch, quota: int | None, expected: int

@@ -31,6 +31,7 @@ def test_the_probe_finds_agents_and_their_spaces() -> None:
     assert spec.agents == ("first", "second")
     assert spec.num_agents == 2
     assert "of 2 agents" in str(spec)
+    assert probe("agent_envs:listed").num_agents == 2, "the probe steps lists of agents with an action for each"
     assert type(spec).from_data(spec.to_data()) == spec
 
 
@@ -96,13 +97,6 @@ def test_wrappers_of_lists_of_agents_stay_and_gymnasiums_go() -> None:
     bare = as_agents_env(gymnasium.make("Lists-v0", disable_env_checker=True), "Lists-v0")
     assert type(bare.env) is agent_envs.Listed
     gymnasium.registry.pop("Lists-v0")
-
-
-def test_a_time_limit_of_lists_of_agents_is_refused() -> None:
-    gymnasium.register("Limited-v0", agent_envs.Listed, max_episode_steps=5)
-    with pytest.raises(UsageError, match="max_episode_steps=5 is for one agent"):
-        make_env("Limited-v0")
-    gymnasium.registry.pop("Limited-v0")
 
 
 class Alone(gymnasium.Env[Any, Any]):
@@ -205,10 +199,6 @@ def test_an_agent_that_leaves_without_an_end_is_refused() -> None:
         env.step([0, 0, 0])
 
 
-def test_the_probe_gives_lists_of_agents_actions_for_all() -> None:
-    assert probe("agent_envs:listed").num_agents == 2
-
-
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A package in PettingZoo's form: a module for each environment, some of which need what is not installed."""
@@ -228,10 +218,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_environment_of_a_package_is_made_by_its_module() -> None:
     assert isinstance(make_env("board_games:bits_v1"), ParallelAgents)
     assert isinstance(make_env("board_games:turns_v0"), TurnAgents)
-
-
-@pytest.mark.usefixtures("package")
-def test_a_missing_package_is_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"needs a package that is not installed .*: pip install no_such_package"):
         make_env("board_games:drawn_v0")
 

@@ -78,7 +78,7 @@ def test_a_file_beside_the_package_whose_name_begins_like_it_is_the_users() -> N
     assert f'File "{file}"' in environment_traceback(caught(names["fail"]))
 
 
-def test_of_an_exception_without_a_frame_of_the_users_only_the_last_one_is_shown() -> None:
+def test_an_exception_without_a_users_frame_shows_its_last_frame_only() -> None:
     error = caught(lambda: make_env("no_id:"))
     of_the_package = error.__traceback__.tb_next.tb_next
     assert of_the_package.tb_next is not None, "there are several"

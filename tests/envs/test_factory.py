@@ -49,11 +49,8 @@ def refusal(env_id: str, **env_kwargs: object) -> str:
     return str(caught.value)
 
 
-def test_an_id_of_a_module_in_the_working_directory_is_made_with_its_arguments(own_module: str) -> None:
+def test_an_id_of_a_module_in_the_working_directory_is_made_and_its_exception_passes_unchanged(own_module: str) -> None:
     assert make_env(own_module, {"size": 4}).unwrapped.size == 4  # type: ignore[attr-defined]
-
-
-def test_an_exception_of_the_environment_passes_unchanged(own_module: str) -> None:
     with pytest.raises(RuntimeError, match="negative size"):
         make_env(own_module, {"size": -1})
 

@@ -70,7 +70,7 @@ def test_any_name_of_a_function_is_an_id() -> None:
     assert SingleEnv(SyncVectorEnv([lambda: EndlessReward(True)]), "__main__:main.<locals>.<lambda>").spec is not None
 
 
-def test_what_the_environment_tells_at_the_end_is_passed_on() -> None:
+def test_infos_of_the_last_step_are_passed_on() -> None:
     class Telling(EndlessReward):
         def step(self, action):  # type: ignore[no-untyped-def]
             *result, info = super().step(action)

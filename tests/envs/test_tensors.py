@@ -114,16 +114,10 @@ def test_a_part_that_is_missing_is_named() -> None:
         TensorRows(spec, 2, CPU).rows_of({})
 
 
-def test_the_probe_finds_spaces_and_limit_of_what_is_vectorized_alone() -> None:
-    spec = probe("tensor_envs:TensorCartPole-v0", env_backend="tensor")
-    assert (spec.is_vectorized, spec.observation_size, spec.max_episode_steps) == (True, 4, 500)
-    arrays = probe("tensor_envs:ArrayCartPole-v0", env_backend="gym_vector")
-    assert (arrays.is_vectorized, arrays.observation_size) == (True, 4)
-
-
 def test_an_environment_of_tensors_is_recognized() -> None:
     spec = probe("tensor_envs:TensorCartPole-v0", env_backend="auto")
     assert spec.gives_tensors and spec == probe("tensor_envs:TensorCartPole-v0", env_backend="tensor")
+    assert (spec.is_vectorized, spec.observation_size, spec.max_episode_steps) == (True, 4, 500)
     made = probe("tensor_envs:make_cart_pole", {"max_episode_steps": 20}, env_backend="auto")
     assert made.gives_tensors and made.observation == spec.observation
     assert not probe("tensor_envs:ArrayCartPole-v0", env_backend="auto").gives_tensors

@@ -34,7 +34,7 @@ def test_arrays_become_tensors(mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_what_is_no_number_leaves_the_numbers_beside_it(mode: AutoresetMode) -> None:
+def test_values_of_infos_that_are_not_numbers_are_left_out(mode: AutoresetMode) -> None:
     class Telling(EndlessReward):
         def step(self, action: Any) -> Any:
             *result, info = super().step(action)

@@ -219,6 +219,15 @@ def test_where_which_progress_is_shown(
     assert choose_mode(progress, quiet, is_serial) == expected
 
 
+def started(run: Run, stream: io.StringIO, width: int = 100, lines: io.StringIO | None = None) -> ProgressBar:
+    """The dashboard of a run that has begun, on a terminal of this width with 30 rows."""
+    console = Console(file=stream, force_terminal=True, width=width, height=30, color_system=None)
+    progress = ProgressBar("dashboard", console=console, stream=lines)
+    run.add(progress)
+    run.notify(Observer.on_start)
+    return progress
+
+
 def shown_after(run: Run, progress: ProgressBar, stream: io.StringIO, keys: str = "") -> str:
     """What is drawn for another status, after some keys."""
     progress._keys = SimpleNamespace(pressed=lambda: keys, close=lambda: None)  # type: ignore[assignment]
@@ -229,9 +238,7 @@ def shown_after(run: Run, progress: ProgressBar, stream: io.StringIO, keys: str 
 
 def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Path) -> None:
     stream, run = io.StringIO(), make_run(tmp_path)
-    console = Console(file=stream, force_terminal=True, width=100, height=30, color_system=None)
-    progress = ProgressBar("dashboard", console=console)
-    progress.on_start(run)
+    progress = started(run, stream)
     progress.on_record(run, Record(25_000, SCALARS))
     assert "KL divergence" in shown_after(run, progress, stream) and run.draws_on_terminal
     assert "KL divergence" not in shown_after(run, progress, stream, "d")
@@ -247,9 +254,7 @@ def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Pat
 
 def test_a_small_terminal_has_the_line(tmp_path: Path) -> None:
     stream, run = io.StringIO(), make_run(tmp_path)
-    console = Console(file=stream, force_terminal=True, width=79, height=30, color_system=None)
-    progress = ProgressBar("dashboard", console=console)
-    progress.on_start(run)
+    progress = started(run, stream, width=79)
     progress.on_record(run, Record(25_000, SCALARS))
     shown = shown_after(run, progress, stream)
     assert "25,000 of" in shown and "KL divergence" not in shown
@@ -258,10 +263,7 @@ def test_a_small_terminal_has_the_line(tmp_path: Path) -> None:
 
 def test_a_dashboard_that_fails_becomes_lines_and_the_run_continues(tmp_path: Path) -> None:
     screen, lines, run = io.StringIO(), io.StringIO(), make_run(tmp_path)
-    console = Console(file=screen, force_terminal=True, width=100, height=30, color_system=None)
-    progress = ProgressBar("dashboard", console=console, stream=lines)
-    run.add(progress)
-    run.notify(Observer.on_start)
+    progress = started(run, screen, lines=lines)
     run.notify(Observer.on_status, STATUS)
     assert progress._board is not None and run.draws_on_terminal
     progress._board.render = lambda *size: 1 / 0  # type: ignore[assignment, return-value, method-assign]
@@ -286,13 +288,10 @@ class Ascii(io.StringIO):
 @pytest.mark.parametrize("ends_at_once", [True, False])
 def test_a_terminal_that_stops_taking_characters_does_not_end_the_run(tmp_path: Path, ends_at_once: bool) -> None:
     lines, run = io.StringIO(), make_run(tmp_path)
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None)
-    progress = ProgressBar("dashboard", console=console, stream=lines)
-    run.add(progress)
-    run.notify(Observer.on_start)
+    progress = started(run, io.StringIO(), lines=lines)
     run.notify(Observer.on_status, STATUS)
     assert run.draws_on_terminal
-    console.file = Ascii()
+    progress._console.file = Ascii()
     if not ends_at_once:
         run.notify(Observer.on_status, STATUS)
         assert "UnicodeEncodeError" in lines.getvalue()
@@ -420,8 +419,7 @@ def test_without_a_terminal_nothing_is_read() -> None:
 
 def test_statuses_between_two_drawings_cost_nothing(tmp_path: Path) -> None:
     stream, run = io.StringIO(), make_run(tmp_path)
-    progress = ProgressBar("dashboard", console=Console(file=stream, force_terminal=True, width=100, height=30))
-    progress.on_start(run)
+    progress = started(run, stream)
     progress.on_status(run, STATUS)
     before = len(stream.getvalue())
     for _ in range(3):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -26,14 +28,16 @@ EPISODES = [
 ]
 
 
-def write(folder: Path, episodes: list[EpisodeRecord], num_policies: int = 1, first_step: int = 1) -> None:
+def write(
+    folder: Path, episodes: list[EpisodeRecord], num_policies: int = 1, first_step: int = 1, others: Sequence[Any] = ()
+) -> None:
     """Writes episodes, each one environment step of the run after the one before."""
-    run = Run([EpisodesCsv()])
+    run = Run([EpisodesCsv(), *others])
     run.config, run.folder, run.plan = TrainConfig(env="CartPole-v1"), folder, mock.Mock(num_policies=num_policies)
     run.notify(Observer.on_start)
     for run.env_steps, episode in enumerate(episodes, start=first_step):
         run.notify(Observer.on_episode, episode)
-    run.notify(Observer.on_record, Record(1, {}))
+        run.notify(Observer.on_record, Record(1, {}))
     run.notify(Observer.on_end, mock.Mock())
     assert run.failure is None
 
@@ -108,16 +112,8 @@ def test_every_episode_of_a_run_is_in_its_file(tmp_path: Path) -> None:
             self.lengths.append(str(episode.length))
 
     def train(steps: int, **settings: bool) -> RunResult:
-        config = TrainConfig(
-            env="CartPole-v1",
-            train_dir=str(tmp_path),
-            experiment="run",
-            serial_mode=True,
-            train_for_env_steps=steps,
-            num_workers=1,
-            report_every_s=0.1,
-            **settings,
-        )
+        given = {"env": "CartPole-v1", "serial_mode": True, "num_workers": 1, "report_every_s": 0.1, **settings}
+        config = TrainConfig(train_dir=str(tmp_path), experiment="run", train_for_env_steps=steps, **given)
         return Trainer(config, [counts], preset="none").run()
 
     counts = Counts()
@@ -139,12 +135,5 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
 
     said: list[str] = []
     (tmp_path / "episodes").write_text("in the way")
-    run = Run([EpisodesCsv(), Listens()])
-    run.config, run.folder, run.plan = TrainConfig(env="CartPole-v1"), tmp_path, mock.Mock(num_policies=1)
-    run.notify(Observer.on_start)
-    for _ in range(2):
-        run.notify(Observer.on_episode, EPISODES[0])
-        run.notify(Observer.on_record, Record(1, {}))
-    run.notify(Observer.on_end, mock.Mock())
-    assert run.failure is None
+    write(tmp_path, EPISODES[:2], others=[Listens()])
     assert len(said) == 1 and "is no longer written, training continues" in said[0]

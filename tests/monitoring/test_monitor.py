@@ -2,6 +2,7 @@ import dataclasses
 import json
 import struct
 import time
+from dataclasses import MISSING
 from types import SimpleNamespace
 
 import numpy as np
@@ -110,21 +111,8 @@ def rollout(worker_idx=0, env_steps=0, episodes=(), wall_s=1.0, busy_s=0.5):
 
 
 def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1.0, learning_rate=1e-3):
-    train = TrainMetrics(
-        loss=loss,
-        policy_gradient_loss=0.0,
-        value_loss=0.0,
-        entropy_loss=0.0,
-        kl_loss=0.0,
-        approx_kl=0.0,
-        clip_fraction=0.0,
-        effective_sample_size=1.0,
-        explained_variance=0.0,
-        learning_rate=learning_rate,
-        grad_norm=0.0,
-        max_ratio_deviation_first_batch=0.0,
-        entropy=0.0,
-    )
+    zeros = dict.fromkeys((field.name for field in dataclasses.fields(TrainMetrics) if field.default is MISSING), 0.0)
+    train = TrainMetrics(**{**zeros, "loss": loss, "learning_rate": learning_rate, "effective_sample_size": 1.0})
     lag = lag or LagMetrics(mean=8.0, p95=8.0, max=8, age_ms=100.0)
     return LearnerReport(env_steps, env_steps, num_updates, 2.0, 1.5, train, lag, slots_ready, dropped)
 
@@ -209,16 +197,14 @@ def test_speed_is_measured_between_the_ends_of_datasets(run):
     assert run.records[4]["time/fps"] == pytest.approx(2000.0)
 
 
-def test_reports_that_arrive_at_once_give_no_speed(run):
-    run.at(1.0, learner(1000))
-    run.at(1.001, learner(2000))
-    assert run.monitor.finish("completed").fps is None
-
-
-def test_startup_does_not_count_as_time_in_which_steps_were_made(run):
-    run.at(60, learner(1000))
-    run.at(61, learner(2000))
-    assert run.monitor.finish("completed").fps == pytest.approx(1000.0)
+@pytest.mark.parametrize(
+    ("seconds", "fps"), [((60.0, 61.0), 1000.0), ((1.0, 1.001), None)], ids=["without start-up", "at once"]
+)
+def test_the_speed_of_a_run_is_over_the_time_in_which_steps_were_made(run, seconds, fps):
+    for number, second in enumerate(seconds, start=1):
+        run.at(second, learner(1000 * number))
+    found = run.monitor.finish("completed").fps
+    assert found == (None if fps is None else pytest.approx(fps))
 
 
 def test_episodes_are_averaged_over_the_last_hundred(run):
@@ -232,15 +218,10 @@ def test_episodes_are_averaged_over_the_last_hundred(run):
     assert run.monitor.finish("completed").num_episodes == 130
 
 
-def test_nothing_is_written_while_nothing_is_reported(run):
+def test_lines_are_valid_json_whatever_a_number_is_and_none_is_written_without_a_report(run):
     run.at(5)
-    run.at(10)
-    assert not run.folder.metrics.exists()
-    assert len(run.progress.records) == 2
-
-
-def test_a_number_that_is_not_finite_leaves_valid_json(run):
-    run.at(5, learner(1000, loss=float("nan")))
+    assert not run.folder.metrics.exists() and len(run.progress.records) == 1
+    run.at(10, learner(1000, loss=float("nan")))
     assert run.records[0]["train/loss"] is None
 
 
@@ -302,37 +283,29 @@ def test_a_run_that_ended_before_its_first_checkpoint_hides_its_records_when_it_
     assert (start.session_log.status, start.step, event.step) == (start.session_log.START, 0, 1000)
 
 
-def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
-    run = Run(tmp_path, train_for_seconds=100.0, earlier=ResumedTotals(100, 40.0))
-    run.monitor.tick(control(first_step_at=run.clock.now))
-    run.at(10, learner(200))
-    assert run.progress.records[-1].remaining_s == pytest.approx(50.0)
-
-
-def test_a_failed_evaluation_is_said(tmp_path):
-    said = "The evaluation failed, training continues: the wheels came off"
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        (EvaluationFailed("the wheels came off"), "The evaluation failed, training continues: the wheels came off"),
+        (dataclasses.replace(learner(100), notice="there is no compiler"), "warning: there is no compiler"),
+    ],
+)
+def test_problems_of_evaluation_and_learner_are_said(tmp_path, report, text):
     for settings, where in (({}, f" (log: {tmp_path / 'logs' / 'evaluation.log'})"), ({"serial_mode": True}, "")):
         run = Run(tmp_path, **settings)
-        run.monitor.handle(EvaluationFailed("the wheels came off"))
-        assert run.progress.said == [said + where]
+        run.at(1.0, report)
+        assert run.progress.said == [text + (where if isinstance(report, EvaluationFailed) else "")]
 
 
-def test_what_the_learner_has_to_say_is_said(run):
-    run.at(1.0, dataclasses.replace(learner(100), notice="there is no compiler"))
-    assert run.progress.said == ["warning: there is no compiler"]
-
-
-def test_a_run_in_which_no_episode_ends_is_warned_once(run):
+def test_a_run_in_which_no_episode_ends_is_warned_once(run, tmp_path):
     run.at(1.0, rollout(env_steps=79_999))
     assert run.progress.said == []
     run.at(2.0, rollout(env_steps=1), rollout(worker_idx=1, env_steps=100))
     (text,) = run.progress.said
     assert text.startswith("warning: no episode has ended after 20,000 steps of each environment: wrap the environment")
-
-
-def test_a_run_with_an_episode_is_not_warned_of_endless_ones(run):
-    run.at(1.0, rollout(env_steps=50, episodes=(EpisodeRecord(1.0, 50),)), rollout(env_steps=1_000_000))
-    assert run.progress.said == []
+    other = Run(tmp_path / "other")
+    other.at(1.0, rollout(env_steps=50, episodes=(EpisodeRecord(1.0, 50),)), rollout(env_steps=1_000_000))
+    assert other.progress.said == []
 
 
 def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
@@ -381,18 +354,15 @@ def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path)
     assert by_evaluation.monitor.take_new_bests() == {}
 
 
-def test_returns_of_another_task_do_not_choose_the_best(tmp_path):
-    run = Run(tmp_path)
-    run.at(4, rollout(0, 64, [EpisodeRecord(500.0, 5)] * 100))
-    run.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
-    same = Run(tmp_path, earlier=ResumedTotals(5000, 70.0))
-    same.at(20)
-    assert same.monitor.take_new_bests() == {0: 500.0}
-    other = Run(tmp_path, earlier=ResumedTotals(5000, 70.0), changed=("env_kwargs: {} -> {'level': 2}",))
-    other.at(20)
-    assert other.monitor.take_new_bests() == {}
-    other.at(40, rollout(0, 64, [EpisodeRecord(120.0, 5)] * 100))
-    assert other.monitor.take_new_bests() == {0: 120.0}
+def test_the_best_returns_of_another_task_count_no_more(tmp_path):
+    first = Run(tmp_path)
+    first.at(6, rollout(0, 64, [EpisodeRecord(500.0, 5)] * 100), learner(5000), CheckpointReport("checkpoints/a", 5000))
+    for changed, best in (((), {0: 500.0}), (("env_kwargs: {} -> {'level': 2}",), {})):
+        resumed = Run(tmp_path, earlier=ResumedTotals(5000, 70.0), changed=changed)
+        resumed.at(20)
+        assert resumed.monitor.take_new_bests() == best
+    resumed.at(40, rollout(0, 64, [EpisodeRecord(120.0, 5)] * 100))
+    assert resumed.monitor.take_new_bests() == {0: 120.0}
 
 
 def test_the_best_of_a_stage_of_a_curriculum_is_not_that_of_an_easier_one(tmp_path):
@@ -407,7 +377,7 @@ def test_the_best_of_a_stage_of_a_curriculum_is_not_that_of_an_easier_one(tmp_pa
     assert run.monitor.take_new_bests() == {0: 90.0}
 
 
-def test_what_a_resumed_run_is_told_again_makes_no_other_task_of_it(tmp_path):
+def test_the_same_training_info_after_a_resume_is_the_same_task(tmp_path):
     envs = EnvGroup([Told()], [0], 0, read_spec(Told(), "Told"), "raw")
 
     def played(message, reward):
@@ -514,23 +484,17 @@ def test_the_summary_says_how_the_run_ended(run):
     assert run.records[-1]["env_steps"] == 3000
 
 
-def test_workers_that_train_themselves_have_a_curve_each(tmp_path):
-    run = Run(tmp_path, backend="hogwild")
+def test_workers_that_train_themselves_have_a_curve_each_which_goes_on_where_it_was(tmp_path):
+    run = Run(tmp_path, backend="hogwild", earlier=ResumedTotals(5000, 70.0, worker_env_steps=(4000,)))
     reports = [
         RolloutReport(idx, 1.0, 0.5, steps, (EpisodeRecord(value, 4),), train=None)
         for idx, steps, value in ((0, 100, 1.0), (1, 300, 5.0), (0, 50, 3.0))
     ]
     run.at(6.0, *reports)
     record = run.records[-1]
-    assert [record[f"worker/{idx}/env_steps"] for idx in range(2)] == [150, 300]
+    assert [record[f"worker/{idx}/env_steps"] for idx in range(2)] == [4150, 300]
     assert [record[f"worker/{idx}/ep_rew_mean"] for idx in range(2)] == [2.0, 5.0]
     assert record["rollout/ep_rew_mean"] == 3.0
-
-
-def test_the_curve_of_a_worker_goes_on_where_it_was(tmp_path):
-    run = Run(tmp_path, backend="hogwild", earlier=ResumedTotals(5000, 70.0, worker_env_steps=(4000,)))
-    run.at(6.0, *[RolloutReport(idx, 1.0, 0.5, 100, (), train=None) for idx in range(2)])
-    assert [run.records[-1][f"worker/{idx}/env_steps"] for idx in range(2)] == [4100, 100]
 
 
 def test_a_replay_and_who_waited_for_whom_are_published(run):
@@ -560,7 +524,7 @@ def test_a_run_that_never_trained_has_a_summary_too(run):
         run.monitor.finish("failed")
 
 
-def test_the_runner_knows_the_first_step_better_than_the_reports(run):
+def test_startup_ends_at_the_first_step_that_the_runner_saw(run):
     run.monitor.tick(control(first_step_at=1000.5))
     run.at(2, rollout(0, 64))
     assert run.monitor.finish("completed").startup_s == pytest.approx(3.5)
@@ -575,6 +539,10 @@ def test_the_time_left_is_that_of_the_nearer_limit(tmp_path):
     assert run.progress.records[-1].remaining_s == pytest.approx(8000 / 500)
     run.at(50, learner(2100))
     assert run.progress.records[-1].remaining_s == pytest.approx(60 - 49)
+    resumed = Run(tmp_path, train_for_seconds=100.0, earlier=ResumedTotals(100, 40.0))
+    resumed.monitor.tick(control(first_step_at=resumed.clock.now))
+    resumed.at(10, learner(200))
+    assert resumed.progress.records[-1].remaining_s == pytest.approx(50.0), "the time of all its parts counts"
 
 
 def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_path):

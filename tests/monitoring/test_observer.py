@@ -117,7 +117,7 @@ def test_a_dict_that_cannot_be_sent_is_refused_at_once(run: Run, info: dict[str,
         run.set_training_info(info)
 
 
-def test_one_that_fails_while_it_says_something_fails_once() -> None:
+def test_an_observer_that_fails_while_it_says_something_fails_once() -> None:
     class Fails(Observer):
         def on_message(self, run: Run, text: str) -> None:
             raise ValueError("first")
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_closed_is_said_and_does_not_fail_the_run() -> Non
     assert listening.said == ["Full could not be closed: OSError: no space left"]
 
 
-def test_one_that_raises_is_not_called_again_and_the_others_are() -> None:
+def test_an_observer_that_raises_is_not_called_again_and_the_others_are() -> None:
     class Fails(Observer):
         num_calls = 0
 

@@ -27,21 +27,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_was_saved_is_loaded(tmp_path):
-    saved = make_checkpoint()
-    saved.model["weight"][0, 1] = 5.0
-    path = checkpoints.save(tmp_path, saved, env_steps=1234, keep=2)
-    loaded = checkpoints.load(path)
-    assert loaded.state == saved.state
-    assert checkpoints.saved_env_steps(path) == 1234
-    for part in ("model", "optimizer"):
-        expected, found = getattr(saved, part), getattr(loaded, part)
-        assert expected.keys() == found.keys()
-        for name, tensor in expected.items():
-            assert found[name].dtype == tensor.dtype
-            assert torch.equal(found[name], tensor)
-
-
 def make_replay(num_rows=5):
     rows = np.arange(num_rows * 3)
     columns = {
@@ -53,10 +38,18 @@ def make_replay(num_rows=5):
     return SavedReplay(columns, lambda: [2, 0])
 
 
-def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
+def test_what_was_saved_is_loaded_and_its_replay_only_if_asked_for(tmp_path):
     saved = dataclasses.replace(make_checkpoint(), replay=make_replay())
-    path = checkpoints.save(tmp_path, saved, 1, keep=1)
-    assert checkpoints.load(path).replay is None
+    saved.model["weight"][0, 1] = 5.0
+    path = checkpoints.save(tmp_path, saved, env_steps=1234, keep=1)
+    loaded = checkpoints.load(path)
+    assert (loaded.state, loaded.replay, checkpoints.saved_env_steps(path)) == (saved.state, None, 1234)
+    for part in ("model", "optimizer"):
+        expected, found = getattr(saved, part), getattr(loaded, part)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor)
     replay = checkpoints.load(path, with_replay=True).replay
     assert replay.count_lost() == [2, 0]
     assert replay.columns.keys() == saved.replay.columns.keys()
@@ -67,10 +60,7 @@ def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
         assert np.array_equal(found, expected)
     # Whoever reads safetensors can read the file.
     assert safetensors.numpy.load_file(path / checkpoints.REPLAY_FILE)["action"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_copy_without_the_replay_can_be_used_and_one_without_another_file_cannot(tmp_path):
-    path = checkpoints.save(tmp_path, dataclasses.replace(make_checkpoint(), replay=make_replay()), 1, keep=1)
+    # A copy may lack the replay, and no other file.
     assert {file.name for file in path.iterdir()} == {*checkpoints.SHARED_FILES, checkpoints.REPLAY_FILE}
     (path / checkpoints.REPLAY_FILE).unlink()
     assert checkpoints.load(path, with_replay=True).replay is None
@@ -101,30 +91,29 @@ def test_the_newest_are_kept_and_found_by_steps_not_by_name_or_time(tmp_path):
     newest = checkpoints.save(tmp_path, make_checkpoint(), 2_000_000_000_001, keep=2)
     assert names(tmp_path) == ["checkpoint_2000000000000", newest.name]
     assert checkpoints.latest(tmp_path) == newest
-    assert checkpoints.latest(tmp_path / "missing") is None
+    (tmp_path / "killed" / ".tmp_checkpoint_000000000099").mkdir(parents=True)
+    assert checkpoints.latest(tmp_path / "missing") is checkpoints.latest(tmp_path / "killed") is None
+    path = checkpoints.save(tmp_path / "killed", make_checkpoint(), 1, keep=1)
+    assert names(tmp_path / "killed") == [path.name], "what a killed run left is deleted"
 
 
-def test_a_run_that_went_on_from_earlier_steps_takes_the_place_of_what_it_gave_up(tmp_path):
+def test_a_checkpoint_of_fewer_or_the_same_steps_replaces_those_that_a_resumed_run_has_left(tmp_path):
     for env_steps in (40, 80, 100):
         checkpoints.save(tmp_path, make_checkpoint(), env_steps, keep=3)
     path = checkpoints.save(tmp_path, make_checkpoint(), 50, keep=3)
     assert names(tmp_path) == ["checkpoint_000000000040", path.name]
+    path = checkpoints.save(tmp_path, make_checkpoint(2.0), 50, keep=3)
+    assert checkpoints.load(path).model["bias"].tolist() == [2.0, 2.0], "the second at these steps stays"
+    assert names(tmp_path) == ["checkpoint_000000000040", path.name]
 
 
-def test_the_best_that_a_killed_run_saved_gives_way_to_a_better_one_of_fewer_steps(tmp_path):
+def test_the_newest_best_replaces_the_one_of_a_killed_run_that_had_more_steps(tmp_path):
     for env_steps, mean_return in ((150, 500.0), (120, 600.0)):
         path = checkpoints.save(tmp_path, make_checkpoint(), env_steps, keep=2)
         best = checkpoints.copy_as_best(path, tmp_path, mean_return)
         assert checkpoints.newest_first(tmp_path / "best") == [best]
         assert checkpoints.best_return(tmp_path) == mean_return
         assert checkpoints.load(best).model.keys() == checkpoints.load(path).model.keys()
-
-
-def test_saving_twice_at_the_same_step_keeps_the_second(tmp_path):
-    checkpoints.save(tmp_path, make_checkpoint(1.0), 10, keep=2)
-    path = checkpoints.save(tmp_path, make_checkpoint(2.0), 10, keep=2)
-    assert checkpoints.load(path).model["bias"].tolist() == [2.0, 2.0]
-    assert names(tmp_path) == [path.name]
 
 
 @pytest.mark.parametrize("fails_in", ["fsync", "rename"])
@@ -149,13 +138,6 @@ def test_a_checkpoint_gets_its_name_only_when_its_files_are_on_the_disk(tmp_path
     checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
     # Four files and their folder, then the name, then the folder that holds the name.
     assert events == ["sync"] * 5 + ["rename checkpoint_000000000001", "sync"]
-
-
-def test_what_a_killed_run_left_is_neither_found_nor_kept(tmp_path):
-    (tmp_path / ".tmp_checkpoint_000000000099").mkdir(parents=True)
-    assert checkpoints.latest(tmp_path) is None
-    path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
-    assert names(tmp_path) == [path.name]
 
 
 FILES = ["model.safetensors", "optimizer.safetensors", "replay.safetensors", "state.json", "SHA256SUMS"]
@@ -239,7 +221,7 @@ def test_a_run_killed_between_two_renames_keeps_its_only_checkpoint(tmp_path, mo
     assert names(tmp_path) == ["checkpoint_000000000010", path.name]
 
 
-def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
+def test_a_folder_that_is_not_a_checkpoint_is_one_sentence(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such folder"):
         checkpoints.load(tmp_path / "missing")
     path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)

@@ -41,6 +41,13 @@ def failure_seen_by(peer: Peers) -> str:
     raise AssertionError("nothing was noticed")
 
 
+def wait_for_beats(*ranks: Peers) -> None:
+    """Waits until each of these has heard the other rank."""
+    deadline = time.monotonic() + LIMIT_S
+    while not all(rank._beats for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def test_all_ranks_hear_what_the_first_one_says_first(join: Callable[[int], Peers]) -> None:
     with join(0) as first, join(1) as second:
         first.send_settings({"config": {"env": "A"}, "env_steps": None})
@@ -94,9 +101,7 @@ def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
     monkeypatch.setattr(peers, "SILENCE_S", 0.5)
     with join(0) as first:
         second = join(1)
-        deadline = time.monotonic() + LIMIT_S
-        while 1 not in first._beats and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for_beats(first)
         second._is_leaving.set()  # its machine is gone: no beat, and no word
         assert "rank 1 has not responded for" in failure_seen_by(first)
     left = join(0)
@@ -138,16 +143,14 @@ def test_a_store_that_does_not_answer_any_more_is_noticed(
         first._store = answering
 
 
-def test_who_was_suspended_has_heard_nothing_and_goes_on(
+def test_a_rank_that_was_suspended_does_not_take_others_for_silent(
     join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skipped_s = 0.0
     now = time.monotonic
     monkeypatch.setattr(peers.time, "monotonic", lambda: now() + skipped_s)
     with join(0) as first, join(1) as second:
-        deadline = now() + LIMIT_S
-        while (1 not in first._beats or 0 not in second._beats) and now() < deadline:
-            time.sleep(0.01)
+        wait_for_beats(first, second)
         for _ in range(5):
             skipped_s += 3600.0
             first.check()
@@ -199,9 +202,7 @@ def test_what_an_earlier_attempt_has_left_in_the_store_is_not_read(
         with found[0] as second:
             assert second.receive_settings() == {"attempt": 2}
             assert second.address.meeting == first.address.meeting
-            deadline = time.monotonic() + LIMIT_S
-            while (1 not in first._beats or 0 not in second._beats) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for_beats(first, second)
             first.check()
             second.check()
     del of_agent
@@ -211,9 +212,7 @@ def test_a_rank_that_is_started_again_alone_gets_no_answer(
     join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with join(0) as first, join(1):
-        deadline = time.monotonic() + LIMIT_S
-        while 1 not in first._beats and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for_beats(first)
         monkeypatch.setattr(peers, "START_S", 3.0)
         with pytest.raises(RunFailed, match=r"rank 1: rank 0 has not answered for 3 s"):
             join(1)
@@ -256,7 +255,7 @@ def test_a_runner_that_waits_for_a_dead_rank_for_ever_is_ended(free_port: int) -
     assert done.returncode == 1 and "error: rank 1 has not responded for" in done.stderr
 
 
-def test_who_finds_no_store_says_where_it_looked(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_finds_no_store_names_the_address(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "START_S", 1.0)
     with pytest.raises(RunFailed, match=f"rank 1 cannot reach the store of its run at 127.0.0.1:{free_port}"):
         Peers(RankAddress(1, 2, 1, 2, "127.0.0.1", free_port, has_store=True, meeting="test"))

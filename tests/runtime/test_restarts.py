@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 
 
-def test_who_keeps_dying_is_started_later_and_later_and_others_are_not() -> None:
+def test_a_process_that_keeps_dying_is_restarted_later_each_time() -> None:
     budget = RestartBudget(most=100, window_s=600.0)
     assert [budget.take("a", now=0.0) for _ in range(9)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     assert budget.take("b", now=0.0) == 0.1
@@ -36,7 +36,7 @@ def looks(
     return [detector.find_hung(progress, begun, float(second)) for second in range(int(start), int(stop))]
 
 
-def test_who_stands_still_for_longer_than_allowed_hangs() -> None:
+def test_a_process_without_progress_for_longer_than_allowed_hangs() -> None:
     detector = detector_of(0, names="ab")
     for second in range(5):
         assert detector.find_hung({"a": second, "b": second}, "ab", float(second)) == {}
@@ -44,14 +44,14 @@ def test_who_stands_still_for_longer_than_allowed_hangs() -> None:
     assert detector.find_hung({"a": 4, "b": 10}, "ab", 15.0) == {"a": 10.0}
 
 
-def test_who_begins_has_longer_for_each_of_its_environments() -> None:
+def test_a_process_that_starts_has_longer_for_each_of_its_environments() -> None:
     detector = detector_of(7)
     assert looks(detector, {"a": 7}, 0, 100, begun="") == [{}] * 100
     assert looks(detector, {"a": 8}, 100, 201, begun="") == [{}] * 101, "one was made"
     assert detector.find_hung({"a": 8}, "", 201.0) == {"a": 100.0}
 
 
-def test_who_is_started_again_begins_anew() -> None:
+def test_a_restarted_process_has_the_time_to_start_again() -> None:
     detector = detector_of(0)
     assert looks(detector, {"a": 2}, 0, 9) == [{}] * 9
     assert detector.find_hung({}, "", 9.0) == {}
@@ -59,7 +59,7 @@ def test_who_is_started_again_begins_anew() -> None:
     assert looks(detector, {"a": 3}, 10, 60, begun="") == [{}] * 50
 
 
-def test_time_counts_only_while_somebody_looks() -> None:
+def test_time_in_which_nobody_looked_does_not_count() -> None:
     detector = detector_of(1)
     detector.find_hung({"a": 1}, "a", 0.0)
     detector.find_hung({"a": 2}, "a", 1.0)

@@ -37,29 +37,41 @@ def test_a_name_that_could_leave_the_folder_or_confuse_is_refused(train_dir, nam
     assert not train_dir.exists()
 
 
-def test_a_name_may_end_with_a_slash(train_dir):
-    with RunFolder.create(train_dir, "p1/", "resume") as created:
-        assert created.path.name == "p1"
-    assert RunFolder.open(train_dir, "p1/").path.name == "p1"
+def test_names_with_a_slash_and_default_names_are_taken_and_the_nearest_run_is_named(train_dir):
+    default = default_experiment("my.module:ALE/Pong-v5", "ppo", now=lambda: 0.0)
+    assert default.startswith("my.module-ALE-Pong-v5_ppo_19")
+    for name, folder in (("walker/", "walker"), (default, default)):
+        RunFolder.create(str(train_dir), name, "resume").close()
+        assert RunFolder.open(str(train_dir), name).path.name == folder
+    with pytest.raises(UsageError, match=r"no run 'wlaker'.*walker"):
+        RunFolder.open(str(train_dir), "wlaker")
 
 
-def test_a_link_to_a_folder_elsewhere_is_refused(train_dir, tmp_path):
+def test_a_file_a_foreign_folder_or_a_link_in_place_of_a_run_is_refused_and_kept(train_dir, tmp_path):
     with RunFolder.create(str(tmp_path / "elsewhere"), "run", "resume") as folder:
         target = folder.path
-    train_dir.mkdir()
-    (train_dir / "run").symlink_to(target)
-    with pytest.raises(UsageError, match="is a link"):
-        RunFolder.create(str(train_dir), "run", "overwrite")
-    assert (target / "logs").is_dir()
+    (train_dir / "foreign").mkdir(parents=True)
+    (train_dir / "foreign" / "thesis.tex").write_text("keep")
+    (train_dir / "file").write_text("keep")
+    (train_dir / "link").symlink_to(target)
+    for name, said in (("foreign", "is not an asyncrl run"), ("file", "Cannot use"), ("link", "is a link")):
+        with pytest.raises(UsageError, match=said):
+            RunFolder.create(str(train_dir), name, "overwrite")
+    assert [path.name for path in (train_dir / "foreign").iterdir()] == ["thesis.tex"]
+    assert (target / "logs").is_dir() and (train_dir / "file").read_text() == "keep"
 
 
-def test_resuming_keeps_a_runs_files_and_overwriting_deletes_them(train_dir):
+def test_resuming_keeps_a_runs_files_and_overwriting_deletes_them_but_follows_no_link(train_dir, tmp_path):
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "data").write_text("keep")
     with RunFolder.create(str(train_dir), "run", "resume") as folder:
         folder.log("learner").write_text("old")
+        (folder.path / "link").symlink_to(tmp_path / "precious")
     with RunFolder.create(str(train_dir), "run", "resume") as folder:
         assert folder.log("learner").read_text() == "old"
     with RunFolder.create(str(train_dir), "run", "overwrite") as folder:
         assert not folder.log("learner").exists()
+    assert (tmp_path / "precious" / "data").read_text() == "keep"
 
 
 def test_restarting_keeps_every_old_run_under_another_name(train_dir):
@@ -104,25 +116,6 @@ def test_only_a_run_with_settings_goes_on(train_dir, tmp_path):
     assert find_saved_config(str(tmp_path / "elsewhere"), "../runs/run") is None
 
 
-def test_overwriting_follows_no_link_out_of_the_run(train_dir, tmp_path):
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "data").write_text("keep")
-    with RunFolder.create(str(train_dir), "run", "resume") as folder:
-        (folder.path / "link").symlink_to(precious)
-    RunFolder.create(str(train_dir), "run", "overwrite").close()
-    assert (precious / "data").read_text() == "keep"
-
-
-def test_a_folder_that_is_no_run_is_never_touched(train_dir):
-    foreign = train_dir / "run"
-    foreign.mkdir(parents=True)
-    (foreign / "thesis.tex").write_text("keep")
-    with pytest.raises(UsageError, match="is not an asyncrl run"):
-        RunFolder.create(str(train_dir), "run", "overwrite")
-    assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
-
-
 def test_a_disk_without_room_is_one_sentence_and_what_was_there_stays(train_dir):
     with RunFolder.create(str(train_dir), "run", "resume") as folder:
         folder.write_config(TrainConfig(seed=1))
@@ -135,13 +128,6 @@ def test_a_disk_without_room_is_one_sentence_and_what_was_there_stays(train_dir)
                 write()
         assert sorted(folder.path.iterdir()) == before
         assert folder.read_config().seed == 1
-
-
-def test_a_file_in_the_way_is_one_sentence(train_dir):
-    train_dir.mkdir()
-    (train_dir / "run").write_text("")
-    with pytest.raises(UsageError, match="Cannot use"):
-        RunFolder.create(str(train_dir), "run", "overwrite")
 
 
 def test_a_living_run_is_protected_and_a_killed_one_gives_way(train_dir):
@@ -181,12 +167,6 @@ def test_closing_gives_the_lock_back_and_leaves_no_descriptor(train_dir):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_run_that_does_not_exist_is_answered_with_those_that_do(train_dir):
-    RunFolder.create(str(train_dir), "walker", "resume").close()
-    with pytest.raises(UsageError, match=r"no run 'wlaker'.*walker"):
-        RunFolder.open(str(train_dir), "wlaker")
-
-
 def test_the_config_comes_back_as_it_was_written_without_what_belongs_to_one_start(train_dir):
     config = TrainConfig(env="mod:Env-v0", env_kwargs={"a": [1, {"b": None}]}, encoder="123", adam_eps=1e-9)
     of_one_start = {"train_dir": "here", "experiment": "run", "restart_behavior": "restart", "train_for_seconds": 1.0}
@@ -198,12 +178,6 @@ def test_the_config_comes_back_as_it_was_written_without_what_belongs_to_one_sta
     folder.config.write_text("learning_rate: fast\n")
     with pytest.raises(UsageError, match=r"config\.yaml does not hold"):
         folder.read_config()
-
-
-def test_the_default_name_can_name_a_run(train_dir):
-    name = default_experiment("my.module:ALE/Pong-v5", "ppo", now=lambda: 0.0)
-    assert name.startswith("my.module-ALE-Pong-v5_ppo_19")
-    RunFolder.create(str(train_dir), name, "resume").close()
 
 
 def test_two_machines_write_one_file_at_the_same_time(tmp_path, monkeypatch):

@@ -31,52 +31,24 @@ def test_once_is_a_request_and_twice_an_order(
         assert raised.value.exit_code == stop.exit_code == exit_code
 
 
-@pytest.mark.parametrize("number", STOPPING)
-def test_a_signal_to_the_program_and_to_its_group_is_one_request(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+TOGETHER = [[(0.3, number) for number in order] for order in itertools.permutations(STOPPING)]
+TWICE = [[(0.0, number)] * 2 for number in STOPPING]  # to the program and to its group
+CLOSED_LATER = [[(0.0, number), (60.0, signal.SIGHUP)] for number in STOPPING]
+CLOSED_OFTEN = [[(0.0, signal.SIGHUP), *[(60.0, signal.SIGHUP)] * 2]]
+
+
+@pytest.mark.parametrize("sent", [*TOGETHER, *TWICE, *CLOSED_LATER, *CLOSED_OFTEN], ids=str)
+def test_signals_sent_together_and_a_terminal_that_closes_later_are_one_request(
+    sent: list[tuple[float, signal.Signals]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    with StopSignals() as stop:
-        for _ in range(2):
-            signal.raise_signal(number)
-        assert stop.check()
-
-
-@pytest.mark.parametrize("numbers", list(itertools.permutations(STOPPING)), ids=str)
-def test_different_signals_sent_together_are_one_request(
-    numbers: tuple[signal.Signals, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with StopSignals() as stop:
-        for number in numbers:
-            signal.raise_signal(number)
-            now += 0.3
-        assert stop.check()
-        assert stop.exit_code == 128 + numbers[0]
-
-
-@pytest.mark.parametrize("number", STOPPING)
-def test_a_terminal_that_closes_later_asks_for_nothing_more(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with StopSignals() as stop:
-        signal.raise_signal(number)
-        now += 60.0
-        signal.raise_signal(signal.SIGHUP)
-        assert stop.check()
-
-
-def test_a_terminal_that_closes_is_one_request_however_often_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with StopSignals(is_silent=True) as stop:
-        for _ in range(3):
-            signal.raise_signal(signal.SIGHUP)
-            now += 60.0
-            assert stop.check()
+        for later_s, number in sent:
+            now += later_s
+            signal.raise_signal(number)
+        assert stop.check() and stop.exit_code == 128 + sent[0][1]
+        now += 60.0
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StopAtOnce):
             stop.check()
