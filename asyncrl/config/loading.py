@@ -1,6 +1,6 @@
 """Settings of a run in layers: defaults < preset (or the saved settings of a resumed run) < --config file < flags.
 
-Values are read and checked here and not by a command-line library; `docs/architecture.md` gives the reasons.
+Values are read and checked here and not by a command-line library; `docs/internals.md` gives the reasons.
 """
 
 from __future__ import annotations
