@@ -311,7 +311,7 @@ def recording(folder: Path) -> Iterator[None]:
         return found
 
     def recording_close(worker: HogwildSacWorker) -> None:
-        columns = {name: np.concatenate(parts) for name, parts in worker._stripes.content().columns.items()}
+        columns = {name: np.concatenate(parts) for name, parts in worker._sampler._stripes.content().columns.items()}
         np.savez(batches / f"replay-{worker.worker_idx}.npz", **columns)
         close(worker)
 

@@ -19,7 +19,7 @@ HOGWILD: dict[str, Any] = {"backend": "hogwild"}
 # pass of one minibatch by settings of its own. SAC squashes whatever `squash_actions` says.
 READ_IN_VAIN = {
     "sac": {"squash_actions"},
-    "hogwild-sac": {"squash_actions", "compile"},
+    "hogwild-sac": {"squash_actions", "compile", "exploration_noise"},
     "a2c": {"ppo_clip_ratio", "final_ppo_clip_ratio", "ppo_clip_mode"},
     "a3c": {
         *("num_epochs", "num_batches_per_epoch", "shuffle_minibatches", "recompute_values", "max_policy_lag"),

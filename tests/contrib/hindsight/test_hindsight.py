@@ -125,7 +125,7 @@ def test_a_goal_that_is_achieved_ends_the_episode_if_the_environment_says_so() -
         split.advance()
     sink._store_goals(0, 3, has_terminated=False)
     ends, goals = stripes.goal_terminated[0, 1:4, 0], stripes.goal[0, 1:4, 0]
-    achieved = np.stack([step.achieved_goal for step in split._episodes[0]])
+    achieved = np.stack([step.achieved_goal for step in sink._episodes[0]])
     assert np.array_equal(ends, (goals == achieved[:, None]).all(-1))
     assert np.array_equal(stripes.goal_reward[0, 1:4, 0], ends - 1.0)
     assert ends.any() and not ends.all()
