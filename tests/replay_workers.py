@@ -80,8 +80,8 @@ class Worker:
         return Split(split_idx, group, sink, self.actions)
 
     def step(self, num_rows: int = 1) -> None:
-        """Each split requests the actions of a row, and steps it, as often."""
-        for _ in range(2 * num_rows):
+        """Each split requests the actions of a row and steps it."""
+        for _ in range(num_rows):
             assert self.worker.poll() == 0.0
 
     def rows(self) -> list[int]:

@@ -36,7 +36,7 @@ Unit = Literal["worker", "rank"]
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a file, none if there is no file. Other lines, such as a broken last one, are skipped."""
+    """Returns the objects of a file, nothing if it does not exist. Other lines, such as a broken last one, are skipped."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [entry for entry in map(_parse, lines) if isinstance(entry, dict)]
 
@@ -51,7 +51,7 @@ def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """Reads a metrics.jsonl; no records if there is no file.
+    """Reads a metrics.jsonl; returns no records if the file does not exist.
 
     A broken last line is left out: the run was killed, or is writing it now.
 

@@ -33,9 +33,11 @@ class Sink(Protocol):
 
     Attributes:
         waits_for: what the split waits for while `begin` returns None.
+        steps_at_once: whether the place that `begin` names is stepped in the same turn of the worker if it can be.
     """
 
     waits_for: Phase
+    steps_at_once: bool
 
     def begin(self) -> Place | None:
         """The place of the next observations if its step may be made now; None if the split has to wait."""
@@ -68,6 +70,7 @@ class SlotSink:
     """
 
     waits_for = Phase.WAIT_SLOTS
+    steps_at_once = False
 
     def __init__(self, split_idx: int, group: HostEnvGroup, slots: TrajectorySlots, source: SlotSource) -> None:
         """Resets the environments."""
@@ -227,6 +230,7 @@ class StripeSink:
     """
 
     waits_for = Phase.WAIT_UPDATES
+    steps_at_once = True  # the limit counts the steps of all splits: each one is made before the next split asks
 
     def __init__(
         self,

@@ -179,8 +179,12 @@ class RolloutWorker(RolloutWorkerBase):
         has_worked = False
         for split in self._splits:
             if split.place is None:
-                has_worked |= split.begin()
-            elif split.can_advance:
+                if not split.begin():
+                    continue
+                has_worked = True
+                if not split.sink.steps_at_once:
+                    continue
+            if split.can_advance:
                 self.count_steps(split.advance())
                 has_worked = True
         self.phases.charge(Phase.OTHER)

@@ -18,7 +18,7 @@ from asyncrl.learner.optimizer import LearningRate
 from asyncrl.learner.prioritized_sampler import PrioritizedSampler
 
 DATASETS = ("--batch_size=32", "--num_batches_per_epoch=1", "--rollout=8", "--num_epochs=2", "--num_envs_per_worker=4")
-REPLAY = ("--batch_size=8", "--warmup_env_steps=8", "--num_envs_per_worker=1", "--learning_rate=0.01")
+REPLAY = ("--batch_size=8", "--warmup_env_steps=16", "--num_envs_per_worker=1", "--learning_rate=0.01")
 DQN = ("--env=CartPole-v1", "--algo=dqn", *REPLAY)
 PPO = ("--env=CartPole-v1", *DATASETS, "--learning_rate=0.01")
 LINEAR = "--lr_schedule=linear_decay"

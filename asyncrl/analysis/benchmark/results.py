@@ -35,7 +35,7 @@ _RATES = ["env_steps_per_s", "sgd_steps_per_s"]
 
 
 def read_results(path: Path) -> dict[Task, Entry]:
-    """Reads results.jsonl; none if there is no file.
+    """Reads results.jsonl; returns no results if the file does not exist.
 
     A result counts only for a task with the same flags and conditions, which include the settings of files.
     """

@@ -76,7 +76,7 @@ class HeldNoise:
         self._steps_left = np.zeros(shape[0], dtype=np.int64)
 
     def at(self, begins: npt.NDArray[np.bool_], takes_action: bool) -> FloatArray:
-        """The matrices of the next step; those that are used up or belong to an ended episode are drawn anew.
+        """The matrices of the next step; matrices that are used up or belong to an ended episode are drawn again.
 
         Args:
             begins: [E], environments in which an episode begins.
