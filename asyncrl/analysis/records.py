@@ -36,7 +36,7 @@ Unit = Literal["worker", "rank"]
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a file, nothing if it does not exist. Other lines, such as a broken last one, are skipped."""
+    """Returns the objects of a file, if it exists. Other lines, such as a broken last one, are skipped."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [entry for entry in map(_parse, lines) if isinstance(entry, dict)]
 
