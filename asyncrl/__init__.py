@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
     from asyncrl.envs.errors import EnvironmentFailed
     from asyncrl.envs.registry import register_env
+    from asyncrl.inference.policy import Policy
     from asyncrl.models.registry import register_core, register_encoder, register_model
     from asyncrl.observers.callbacks import (
         EnvironmentCurriculum,
@@ -44,18 +45,17 @@ if TYPE_CHECKING:
     )
     from asyncrl.observers.observer import Observer, Run
     from asyncrl.observers.progress import ProgressBar
-    from asyncrl.policy import Policy
+    from asyncrl.processes.children import RunFailed
     from asyncrl.run.result import RunResult
     from asyncrl.run.trainer import Trainer
-    from asyncrl.runtime.checkpoint import CheckpointError
-    from asyncrl.runtime.processes import RunFailed
+    from asyncrl.storage.checkpoint import CheckpointError
 
 __version__ = "0.1.0"
 
 # Names are imported when they are first used, because most of these modules import torch.
 _MODULES = {
     "Algorithm": "config.algorithms",
-    "CheckpointError": "runtime.checkpoint",
+    "CheckpointError": "storage.checkpoint",
     "EnvironmentCurriculum": "observers.callbacks",
     "EnvironmentFailed": "envs.errors",
     "EveryNTimesteps": "observers.callbacks",
@@ -64,7 +64,7 @@ _MODULES = {
     "Policy": "policy",
     "ProgressBar": "observers.progress",
     "Run": "observers.observer",
-    "RunFailed": "runtime.processes",
+    "RunFailed": "processes.children",
     "RunResult": "run.result",
     "StopTrainingOnNoModelImprovement": "observers.callbacks",
     "StopTrainingOnRewardThreshold": "observers.callbacks",
@@ -132,8 +132,8 @@ def load_policy(
 
     Raises:
         asyncrl.UsageError: there is no such policy, or no such device.
-        asyncrl.runtime.checkpoint.CheckpointError: the checkpoint is damaged.
+        asyncrl.storage.checkpoint.CheckpointError: the checkpoint is damaged.
     """
-    from asyncrl.policy import load_policy as load  # here, because it imports torch
+    from asyncrl.inference.policy import load_policy as load  # here, because it imports torch
 
     return load(path, which, device, seed, policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.commands.main import main
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.processes.reader import run_for_a_reader
 
 if __name__ == "__main__":
     run_for_a_reader(main)

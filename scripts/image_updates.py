@@ -23,7 +23,7 @@ from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.runtime.memory import keep_freed_memory
+from asyncrl.processes.memory import keep_freed_memory
 
 NUM_STEPS, NUM_COLUMNS, NUM_ACTIONS = 128, 32, 6
 CPU = torch.device("cpu")

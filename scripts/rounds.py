@@ -17,7 +17,7 @@ from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import cell, digits, table
 from asyncrl.config.schema import TrainConfig
-from asyncrl.runtime.provenance import describe
+from asyncrl.storage.provenance import describe
 
 Results = dict[tuple[str, int], float]
 """Rates per second, by the key of a row and the index of the round."""

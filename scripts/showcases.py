@@ -38,7 +38,7 @@ from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, append_json_l
 from asyncrl.analysis.tables import UNKNOWN, number, rounded, table
 from asyncrl.commands.runner import run_many
 from asyncrl.plot import main as plot
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage.run_folder import RunFolder
 
 ENDLESS = ("--train_for_env_steps=1000000000", "--lr_schedule=constant")
 START_AND_END_S = 300.0

@@ -16,7 +16,7 @@ import mkdocs.structure.files as structure
 import asyncrl
 from asyncrl.config.flags import format_value
 from asyncrl.config.settings import SECTION_TITLES, all_settings
-from asyncrl.monitoring.metrics import METRICS
+from asyncrl.observers.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {

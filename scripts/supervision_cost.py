@@ -31,7 +31,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.envs.spaces import read_spec
-from asyncrl.models.acting import make_act
+from asyncrl.inference.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
 from asyncrl.modes.choice import arena_specs

@@ -49,7 +49,7 @@ from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.drawing import check_can_draw
 from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.config.errors import UsageError
-from asyncrl.runtime.provenance import describe
+from asyncrl.storage.provenance import describe
 
 Key = tuple[str, str, int]
 """Task, system, seed."""

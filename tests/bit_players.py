@@ -11,8 +11,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.checkpoint import Checkpoint
 
 
 def checkpoint_of(folder: Path, env: str, names_the_bit: bool, kind: int = 0, **settings: Any) -> Path:

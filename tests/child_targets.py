@@ -18,11 +18,11 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.learner.ranks import ProcessGroupRanks
-from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport
-from asyncrl.runtime.peers import Peers
-from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, RunFailed, process_context
-from asyncrl.runtime.reporting import ReportSender
-from asyncrl.runtime.torchrun import RankAddress
+from asyncrl.observers.reports import EpisodeRecord, RolloutReport
+from asyncrl.processes.children import ChildFailure, ChildResult, ProcessManager, RunFailed, process_context
+from asyncrl.processes.peers import Peers
+from asyncrl.processes.reporting import ReportSender
+from asyncrl.processes.torchrun import RankAddress
 
 
 def leave_a_thread(reports: ReportSender) -> str:

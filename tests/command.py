@@ -17,7 +17,7 @@ import pytest
 from quick_start import MODULES as QUICK_MODULES
 from quick_start import QuickProcess
 
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 TESTS = Path(__file__).resolve().parent
 ENDED_S = 10.0

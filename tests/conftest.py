@@ -20,7 +20,7 @@ import pytest
 import torch
 import unavoidable
 
-from asyncrl.runtime.processes import process_context, start_loading_modules
+from asyncrl.processes.children import process_context, start_loading_modules
 
 # Small products gain nothing from a second thread, and wait for it where another program has its core.
 torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
-from asyncrl.monitoring.reports import TrainMetrics
+from asyncrl.observers.reports import TrainMetrics
 
 MASKED = spec_of_spaces(
     spaces.Dict({"action_mask": spaces.MultiBinary(3), "state": spaces.Box(-9.0, 9.0, (3,))}),

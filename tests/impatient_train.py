@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from asyncrl.runtime import peers
+from asyncrl.processes import peers
 from asyncrl.train import main
 
 peers.SILENCE_S = 8.0

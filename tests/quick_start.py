@@ -24,7 +24,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from asyncrl.runtime.processes import process_context, start_loading_modules
+from asyncrl.processes.children import process_context, start_loading_modules
 
 MODULES = ("asyncrl.train", "asyncrl.evaluate")
 """What can be started so."""

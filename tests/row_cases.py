@@ -14,7 +14,7 @@ from run_helper import MODES, PARALLEL_MODES, SMALL, FinishedRun, run
 
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import RestartReport
+from asyncrl.observers.reports import RestartReport
 
 ENV = "ledger_envs:Ledgered-v0"
 NUM_KILLED = 2

@@ -18,7 +18,7 @@ from run_helper import FinishedRun
 
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 SAME_POLICY = 1e-5
 """By how much rounding in another order of summation may move a probability ratio from 1."""

@@ -31,6 +31,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import evaluate
+from asyncrl.inference.policy import load_policy
 from asyncrl.learner import advantages
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -39,13 +40,12 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
 from asyncrl.modes.choice import find_problems
 from asyncrl.modes.hogwild.worker import HogwildSacWorker
-from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report, RolloutReport
-from asyncrl.policy import load_policy
+from asyncrl.observers.reports import InferenceReport, LearnerReport, Report, RolloutReport
+from asyncrl.processes.children import process_context, start_loading_modules
 from asyncrl.run import rollout_process, runner
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint
-from asyncrl.runtime.processes import process_context, start_loading_modules
+from asyncrl.storage import checkpoint
+from asyncrl.storage.checkpoint import Checkpoint
 
 PARALLEL_MODES = ("sync-local", "sync-central", "async-local", "async-central")
 MODES = ("serial", *PARALLEL_MODES)

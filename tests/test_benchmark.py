@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from asyncrl import benchmark, plot, train
 from asyncrl.config.schema import TrainConfig
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 TINY = (
     "--env=CartPole-v1",

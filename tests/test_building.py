@@ -17,9 +17,9 @@ from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.modes.trajectories.roles import TrajectoryRoles
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.torchrun import RankAddress
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.torchrun import RankAddress
 
 CONFIG = TrainConfig(encoder_mlp_layers=[8])
 PLAN = planned(batch_size=24, num_workers=2, num_envs_per_worker=3)

@@ -14,9 +14,9 @@ from asyncrl.envs import showing
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint
-from asyncrl.runtime.run_folder import MARKER
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.checkpoint import Checkpoint
+from asyncrl.storage.run_folder import MARKER
 
 Captured = pytest.CaptureFixture[str]
 

@@ -14,9 +14,9 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.comparison import Comparison
 from asyncrl.evaluation.episodes import EvaluationResult, episode_seed
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.checkpoint import Checkpoint
+from asyncrl.storage.run_folder import RunFolder
 
 
 @pytest.fixture

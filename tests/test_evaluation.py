@@ -11,8 +11,8 @@ from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation import episodes as evaluation
 from asyncrl.evaluation.episodes import EvaluationResult, evaluate, student_t_975
+from asyncrl.inference.policy import Policy
 from asyncrl.models.actor_critic import ActorCritic, ActResult
-from asyncrl.policy import Policy
 
 
 class EchoEnv(gymnasium.Env):

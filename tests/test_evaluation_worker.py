@@ -21,10 +21,10 @@ from asyncrl.evaluation import episodes
 from asyncrl.evaluation import worker as module
 from asyncrl.evaluation.episodes import EvaluationResult
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
+from asyncrl.inference.policy import Policy, load_policy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
-from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
 

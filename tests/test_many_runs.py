@@ -8,7 +8,7 @@ import time
 import pytest
 
 from asyncrl.commands.runner import run_many
-from asyncrl.runtime.signals import STOPPING
+from asyncrl.processes.signals import STOPPING
 
 
 @pytest.mark.parametrize("number", STOPPING)

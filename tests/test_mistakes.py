@@ -25,8 +25,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.run import preflight, session
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage import checkpoint
+from asyncrl.storage.run_folder import RunFolder
 
 MAINS: dict[str, Callable[[list[str]], int]] = {
     "train": train.main,

@@ -16,11 +16,11 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.modes.choice import arena_specs
-from asyncrl.monitoring.reports import RestartReport
+from asyncrl.observers.reports import RestartReport
+from asyncrl.processes.children import ChildFailure, ChildResult, LearnerDied, RunFailed
+from asyncrl.processes.torchrun import RankAddress
 from asyncrl.run import restart_policy
 from asyncrl.run.restart_policy import CLEAN_UP_TIMEOUT_S, RestartPolicy, WorkerSpec
-from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
-from asyncrl.runtime.torchrun import RankAddress
 
 WORKERS = ("rollout-0", "rollout-1")
 WORKERS_OF = {name: (worker_idx,) for worker_idx, name in enumerate(WORKERS)}

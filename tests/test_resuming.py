@@ -24,13 +24,13 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.spec import Action, BoxAction, Channels, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models.factory import make_acting_model
-from asyncrl.monitoring.summary import ResumedTotals
 from asyncrl.observers.observer import StartPoint
+from asyncrl.observers.summary import ResumedTotals
 from asyncrl.run import resuming
 from asyncrl.run.setup import RunSetup, state_to_begin_with
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import policy_folder
-from asyncrl.runtime.run_folder import RunFolder, find_saved_config
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import policy_folder
+from asyncrl.storage.run_folder import RunFolder, find_saved_config
 
 SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
 PLAN = resolve(TrainConfig(), Machine(cores=2))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.signals import StopAtOnce
 from asyncrl.run import runner
-from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.signals import StopAtOnce
 
 
 class Saving:

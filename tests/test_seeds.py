@@ -20,19 +20,19 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.modes import roles
 from asyncrl.modes.trajectories.roles import TrajectoryRoles
-from asyncrl.monitoring.reports import PhaseTimer
-from asyncrl.rollout import build_env_group as rollout_building
-from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.failures import FailureLog, Recovery
-from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.seeding import (
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.seeding import (
     Stream,
     derive_seed,
     rank_seed,
     restoring_global_generators,
     seed_global_generators,
 )
-from asyncrl.runtime.torchrun import RankAddress
+from asyncrl.processes.torchrun import RankAddress
+from asyncrl.rollout import build_env_group as rollout_building
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Recovery
+from asyncrl.run.setup import RunSetup
 
 CPU = torch.device("cpu")
 PLAN = planned(batch_size=24, num_workers=2, num_envs_per_worker=3)

@@ -15,8 +15,8 @@ import pytest
 from document_blocks import ROOT
 
 from asyncrl.config.settings import SECTION_TITLES, all_settings
-from asyncrl.monitoring import reports
-from asyncrl.monitoring.metrics import METRICS, describe
+from asyncrl.observers import reports
+from asyncrl.observers.metrics import METRICS, describe
 
 TRAINED = ("TrainMetrics", "SacMetrics")
 

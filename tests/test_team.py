@@ -14,7 +14,7 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import DiscreteAction
 from asyncrl.evaluate import main
 from asyncrl.evaluation.team import same_spaces
-from asyncrl.runtime.run_folder import MARKER
+from asyncrl.storage.run_folder import MARKER
 
 
 def test_independent_policies_play_their_own_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,9 +27,9 @@ from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import PublishedPolicy, PublishedTeam
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
-from asyncrl.monitoring.reports import EvaluationReport, VideoReport
 from asyncrl.observers.observer import Run
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.observers.reports import EvaluationReport, VideoReport
+from asyncrl.storage.run_folder import RunFolder
 
 SPEC = EnvSpec("drawn_envs:counter", vector_observation(1), DiscreteAction(2, 0), None)
 

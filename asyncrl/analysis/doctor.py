@@ -15,9 +15,9 @@ import psutil
 from asyncrl.config import cgroups
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.monitoring.status import Record
-from asyncrl.runtime.memory import available_bytes
-from asyncrl.runtime.provenance import describe
+from asyncrl.observers.status import Record
+from asyncrl.processes.memory import available_bytes
+from asyncrl.storage.provenance import describe
 
 _GIB = 1 << 30
 _SHARED_MEMORY = Path("/dev/shm")

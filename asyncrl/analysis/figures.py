@@ -19,7 +19,7 @@ import numpy as np
 from asyncrl.analysis.curves import Array, Band, Curve, make_curve, mean_band, moving_average
 from asyncrl.analysis.records import CORES, ELAPSED, EVAL_RETURN, TRAIN_RETURN, Run, Unit, differing_settings
 from asyncrl.config.errors import UsageError
-from asyncrl.monitoring.reports import EPISODE_WINDOW
+from asyncrl.observers.reports import EPISODE_WINDOW
 
 XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "processor_time", "wall_time"]
 TIMES: tuple[XAxis, ...] = ("wall_time", "processor_time")

@@ -18,8 +18,8 @@ from asyncrl.analysis.curves import Curve, make_curve
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hooks import hooks, load
 from asyncrl.config.schema import OF_ONE_START
-from asyncrl.runtime.locating import TRAIN_DIR, locate
-from asyncrl.runtime.run_folder import RunFolder, has_broken_line
+from asyncrl.storage.locating import TRAIN_DIR, locate
+from asyncrl.storage.run_folder import RunFolder, has_broken_line
 
 TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
 STEPS, ELAPSED, CORES = "env_steps", "time/time_elapsed", "perf/cores_in_use"

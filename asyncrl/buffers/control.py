@@ -24,7 +24,7 @@ import numpy as np
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import NUM_HYPERPARAMETERS, Hyperparameters
-from asyncrl.monitoring.reports import Activity, UpdateProgress
+from asyncrl.observers.reports import Activity, UpdateProgress
 
 _TRAINING_INFO_BYTES = 32 << 10
 _NUM_WORDS = 11

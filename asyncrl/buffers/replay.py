@@ -23,7 +23,7 @@ from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
 from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.envs.spec import EnvSpec, stored_action
-from asyncrl.runtime.checkpoint import SavedReplay
+from asyncrl.storage.checkpoint import SavedReplay
 
 _UNLIMITED = 2**62
 _SPARE_ROWS = 2  # the row that is being written, and the one whose observation is being written

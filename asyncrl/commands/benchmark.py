@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from asyncrl.analysis.benchmark.options import INSTEAD, BenchmarkOptions, OwnOptions, read_options
 from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
-from asyncrl.runtime.processes import process_context, start_loading_modules
-from asyncrl.runtime.reader import start_dropping_unread_output
+from asyncrl.processes.children import process_context, start_loading_modules
+from asyncrl.processes.reader import start_dropping_unread_output
 
 
 class _Benchmark(Command[BenchmarkOptions]):

@@ -15,16 +15,16 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, has_axes_of_image, has_shape_of_image
 from asyncrl.models.sizes import conv_architecture
-from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, print_line
+from asyncrl.observers.summary import Summary
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.memory import format_bytes
+from asyncrl.processes.reader import drop_output
 from asyncrl.run.preflight import Preflight
-from asyncrl.runtime.checkpoint import BEST, latest, newest_first
-from asyncrl.runtime.locating import checkpoints_of
-from asyncrl.runtime.memory import format_bytes
-from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.reader import drop_output
-from asyncrl.runtime.run_folder import RunFolder, shown_path
+from asyncrl.storage.checkpoint import BEST, latest, newest_first
+from asyncrl.storage.locating import checkpoints_of
+from asyncrl.storage.run_folder import RunFolder, shown_path
 
 _SHOWN = (
     *("device", "inference_mode", "serial_mode", "async_rl", "num_workers", "num_envs_per_worker", "worker_num_splits"),

@@ -23,13 +23,13 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.status import Record
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.main_guard import refuse_to_run_while_imported
 from asyncrl.run.dry_start import find_machine_problems
 from asyncrl.run.session import NOTHING_TRAINED
 from asyncrl.run.trainer import Trainer
-from asyncrl.runtime.main_guard import refuse_to_run_while_imported
-from asyncrl.runtime.processes import RunFailed
 
 _NO_LIMIT = 1_000_000_000_000
 

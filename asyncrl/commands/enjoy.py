@@ -20,8 +20,8 @@ from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
 from asyncrl.config.value_types import GivenPath, utf8_argument
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import TRAIN_DIR, find_given_checkpoint
 
 if TYPE_CHECKING:
     import gymnasium

@@ -24,13 +24,13 @@ from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
 from asyncrl.config.value_types import GivenPath, utf8_argument
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 
 if TYPE_CHECKING:
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
     from asyncrl.evaluation.episodes import EvaluationResult, MakeEnv
-    from asyncrl.policy import Policy
+    from asyncrl.inference.policy import Policy
 
 _MOST_NAMES = 4
 

@@ -12,8 +12,8 @@ import asyncrl
 from asyncrl.config.flags import nearest_hint
 from asyncrl.config.hooks import hooks
 from asyncrl.config.settings import all_settings
-from asyncrl.runtime.ending import end_process
-from asyncrl.runtime.reader import escape_unknown_characters, run_for_a_reader
+from asyncrl.processes.ending import end_process
+from asyncrl.processes.reader import escape_unknown_characters, run_for_a_reader
 
 COMMANDS = {
     "train": "train a policy, or resume a run",

@@ -14,8 +14,8 @@ from asyncrl.envs.showing import make_shown_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import MakeEnv, make_checked_env
 from asyncrl.evaluation.team import same_spaces
-from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime.seeding import role_seed, seed_global_generators
+from asyncrl.inference.policy import Policy, load_policy
+from asyncrl.processes.seeding import role_seed, seed_global_generators
 
 if TYPE_CHECKING:
     from asyncrl.commands import enjoy, evaluate

@@ -17,9 +17,9 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, option_flags, parse_options, separate_words, split_flags
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.runtime.checkpoint import CheckpointError
-from asyncrl.runtime.reader import start_dropping_unread_output, stop_dropping_unread_output, write_from_handler
-from asyncrl.runtime.signals import STOPPING, is_same_request
+from asyncrl.processes.reader import start_dropping_unread_output, stop_dropping_unread_output, write_from_handler
+from asyncrl.processes.signals import STOPPING, is_same_request
+from asyncrl.storage.checkpoint import CheckpointError
 
 Options = TypeVar("Options")
 

@@ -10,13 +10,13 @@ from asyncrl.commands.console import Console, format_settings, print_end, print_
 from asyncrl.commands.runner import Command, print_error
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import load
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.main_guard import refuse_to_run_while_imported
+from asyncrl.processes.reader import start_dropping_unread_output
+from asyncrl.processes.signals import StopAtOnce
 from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
-from asyncrl.runtime.checkpoint import CheckpointError
-from asyncrl.runtime.main_guard import refuse_to_run_while_imported
-from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.reader import start_dropping_unread_output
-from asyncrl.runtime.run_folder import find_saved_config
-from asyncrl.runtime.signals import StopAtOnce
+from asyncrl.storage.checkpoint import CheckpointError
+from asyncrl.storage.run_folder import find_saved_config
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
 

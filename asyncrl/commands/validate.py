@@ -22,7 +22,7 @@ from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.spec import TreeAction, mask_layout
 from asyncrl.run import preflight
-from asyncrl.runtime.run_folder import find_saved_config
+from asyncrl.storage.run_folder import find_saved_config
 
 
 class _Options(Options):

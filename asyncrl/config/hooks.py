@@ -8,7 +8,7 @@ as text, `module:function`.
     CRITICS     name of a feature: function from the settings to its `asyncrl.config.critic_kinds.CriticKind`, or None
     ENV_MAKERS  package in `--env=package:name`: function from the name to the callable that makes the environment
     FOLDERS     folder in a run's folder: what it has; deleted when the run begins again at step 0
-    FORMATS     name in `Policy.export`: (its `asyncrl.policy.WritePolicy`, suffix of its files)
+    FORMATS     name in `Policy.export`: (its `asyncrl.inference.policy.WritePolicy`, suffix of its files)
     LOCATIONS   beginning of an address: function from the address of a run to its folder
     METRICS     published name, capitals for what varies: (its meaning, its title on the dashboard or None)
     MISLEADING  name of a feature: function of settings and `EnvSpec` to why training returns choose no best, or None

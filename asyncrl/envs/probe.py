@@ -25,7 +25,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.value_types import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, UnknownEnvironment, environment_output
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
+from asyncrl.processes.main_guard import EXIT_OF_IMPORTED_MAIN, IN_PROBE, NO_MAIN_GUARD
 
 _OUTPUT_SHOWN = 2000
 _SLOW_S = 5.0

@@ -53,9 +53,9 @@ from asyncrl.envs.registry import environment_inside
 from asyncrl.envs.single import SingleEnv
 from asyncrl.envs.spaces import read_spec, seed_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.ending import end_process
-from asyncrl.runtime.lifeline import end_with
-from asyncrl.runtime.seeding import role_seed, seed_global_generators
+from asyncrl.processes.ending import end_process
+from asyncrl.processes.lifeline import end_with
+from asyncrl.processes.seeding import role_seed, seed_global_generators
 
 _SLOW_S = 5.0
 _MOST_ATTEMPTS = 10

@@ -35,7 +35,7 @@ from asyncrl.envs.spec import (
     mask_layout,
     stored_action,
 )
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.processes.seeding import Stream, derive_seed
 
 ACTION_MASK = "action_mask"
 """Key of a Dict observation: 1 or 0 for each choice of the action, whether it is allowed, choices concatenated."""

@@ -6,7 +6,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.run_folder import VIDEOS
+from asyncrl.storage.run_folder import VIDEOS
 
 
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:

@@ -35,9 +35,9 @@ from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.showing import FilmedEnv
 from asyncrl.envs.spaces import read_spec, seed_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import mean_extra_stats
-from asyncrl.runtime.forks import use_one_thread_in_a_fork
-from asyncrl.runtime.seeding import (
+from asyncrl.observers.reports import mean_extra_stats
+from asyncrl.processes.forks import use_one_thread_in_a_fork
+from asyncrl.processes.seeding import (
     Stream,
     derive_seed,
     restoring_global_generators,

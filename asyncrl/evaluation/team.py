@@ -10,9 +10,9 @@ from typing import NamedTuple
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import Player
-from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import policy_folder, run_of
+from asyncrl.inference.policy import Policy, load_policy
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import policy_folder, run_of
 
 
 class Team(NamedTuple):

@@ -18,8 +18,8 @@ from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.showing import make_shown_env
 from asyncrl.evaluation.worker import Abandoned, PublishedTeam, Schedule, in_one_line, next_multiple
-from asyncrl.monitoring.reports import Report, VideoReport
-from asyncrl.runtime.run_folder import UNFINISHED
+from asyncrl.observers.reports import Report, VideoReport
+from asyncrl.storage.run_folder import UNFINISHED
 
 log = logging.getLogger(__name__)
 

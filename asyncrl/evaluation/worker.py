@@ -27,13 +27,13 @@ from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, envir
 from asyncrl.envs.interface import give_training_info
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import EvaluationResult, evaluate, make_checked_env
+from asyncrl.inference.policy import Policy
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters, block_size, read_block
-from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
-from asyncrl.policy import Policy
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.own_settings import with_own_settings
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.observers.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
+from asyncrl.processes.own_settings import with_own_settings
+from asyncrl.processes.seeding import Stream, derive_seed
+from asyncrl.storage import checkpoint
 
 POLL_S = 0.2
 _LOOK_EVERY_S = 0.2

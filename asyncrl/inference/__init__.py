@@ -1,1 +1,1 @@
-"""Inference workers, which run the policy on batches of requests from many splits."""
+"""How policies act: in NumPy, in PyTorch and on a GPU, in a rollout worker, in an inference worker or for a user."""

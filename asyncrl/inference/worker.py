@@ -17,9 +17,9 @@ from collections.abc import Container, Mapping
 
 from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
-from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.acting_policies import ActingPolicies
-from asyncrl.monitoring.reports import InferenceReport, Phase, PhaseTimer, busy_s
+from asyncrl.inference.acting import ActingPolicy
+from asyncrl.inference.acting_policies import ActingPolicies
+from asyncrl.observers.reports import InferenceReport, Phase, PhaseTimer, busy_s
 
 WAIT_S = 0.1
 

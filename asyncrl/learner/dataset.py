@@ -16,7 +16,7 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.pinning import pin_arena
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.monitoring.reports import LagMetrics
+from asyncrl.observers.reports import LagMetrics
 
 
 @dataclass(frozen=True)

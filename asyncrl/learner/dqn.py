@@ -20,7 +20,7 @@ from asyncrl.learner.fast.layers import perceptrons_of
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.models.dqn import QNetwork
-from asyncrl.monitoring.reports import DqnMetrics, UpdateMetrics
+from asyncrl.observers.reports import DqnMetrics, UpdateMetrics
 
 _MODEL, _TARGET = "model", "target"
 

@@ -43,8 +43,8 @@ from asyncrl.learner.update_runner import in_graphs
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
-from asyncrl.monitoring.reports import TrainMetrics
-from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
+from asyncrl.observers.reports import TrainMetrics
+from asyncrl.processes.seeding import Stream, derive_seed, rank_seed
 
 MODEL = "model"
 """Name of the trained weights in a `ParameterStore`."""

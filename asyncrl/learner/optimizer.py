@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.ranks import Ranks
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 
 class FlatAdam:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.learner.dataset import Dataset, lag_metrics
-from asyncrl.monitoring.reports import LagMetrics
+from asyncrl.observers.reports import LagMetrics
 
 _WITH_NEXT_ROW = ("obs", "value")
 _FLAGS = ("valid", "terminated", "truncated", "idle", "is_env_step")

@@ -10,7 +10,7 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.threaded_source import ThreadedSource
-from asyncrl.monitoring.reports import LagMetrics
+from asyncrl.observers.reports import LagMetrics
 
 
 class PolicySource(ThreadedSource[list[Columns]]):

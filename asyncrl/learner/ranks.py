@@ -18,9 +18,9 @@ from torch import Tensor
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters
-from asyncrl.runtime.peers import LOST_OTHERS, open_store
-from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.torchrun import RankAddress
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.peers import LOST_OTHERS, open_store
+from asyncrl.processes.torchrun import RankAddress
 
 _NO_LIMIT = timedelta(days=365)
 

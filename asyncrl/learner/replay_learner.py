@@ -25,8 +25,8 @@ from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, in_grap
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.sac import SacActor
-from asyncrl.monitoring.reports import UpdateMetrics
-from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
+from asyncrl.observers.reports import UpdateMetrics
+from asyncrl.processes.seeding import Stream, derive_seed, rank_seed
 
 _SMALL_REWARD = 1e-4
 

@@ -22,7 +22,7 @@ from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerContext, WeightsPublisher
-from asyncrl.monitoring.reports import (
+from asyncrl.observers.reports import (
     LearnerReport,
     Phase,
     ReplayMetrics,
@@ -31,7 +31,7 @@ from asyncrl.monitoring.reports import (
     busy_s,
     mean_metrics,
 )
-from asyncrl.runtime.checkpoint import SavedReplay
+from asyncrl.storage.checkpoint import SavedReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
 _REPORT_EVERY_S = 0.25

@@ -13,8 +13,8 @@ from asyncrl.algorithms.losses import continues
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.pinning import to_device
 from asyncrl.buffers.replay import UNKNOWN_VERSION, ReplayStripes
-from asyncrl.monitoring.reports import SampleAges
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.observers.reports import SampleAges
+from asyncrl.processes.seeding import Stream, derive_seed
 
 _MOST_ROUNDS = 1000
 

@@ -21,7 +21,7 @@ from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor, TwinCritic
-from asyncrl.monitoring.reports import SacMetrics
+from asyncrl.observers.reports import SacMetrics
 
 ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
 """Names of the trained tensors in a `ParameterStore`."""

@@ -17,7 +17,7 @@ from asyncrl.learner.fast.td3_passes import Td3Passes
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.models.td3 import DeterministicActor
-from asyncrl.monitoring.reports import Td3Metrics
+from asyncrl.observers.reports import Td3Metrics
 
 _ACTOR, _CRITIC, _TARGET_ACTOR, _TARGET_CRITIC = "actor", "critic", "target_actor", "target_critic"
 

@@ -22,7 +22,7 @@ from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import LearnerContext, WeightsPublisher
-from asyncrl.monitoring.reports import LagMetrics, LearnerReport, Phase, busy_s
+from asyncrl.observers.reports import LagMetrics, LearnerReport, Phase, busy_s
 
 _LOOK_EVERY_S = 0.2
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.state import LearnerState
-from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Phase, PhaseTimer, Report
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
-from asyncrl.runtime.own_settings import with_own_settings
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.observers.reports import CheckpointReport, LearnerReport, Phase, PhaseTimer, Report
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.own_settings import with_own_settings
+from asyncrl.storage import checkpoint
+from asyncrl.storage.checkpoint import Checkpoint, SavedReplay
 
 MOST_FAILED = 3
 """The run ends after this many checkpoints in a row that cannot be written: it could never be resumed."""

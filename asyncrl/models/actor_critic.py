@@ -32,7 +32,7 @@ from asyncrl.models.encoders import (
 from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.precision import without_autocast
 from asyncrl.models.registry import make_actor_encoder, make_core, make_encoder
-from asyncrl.runtime.seeding import restoring_global_generators, seed_global_generators
+from asyncrl.processes.seeding import restoring_global_generators, seed_global_generators
 
 _POLICY_HEAD_GAIN = 0.01
 

@@ -19,7 +19,7 @@ from asyncrl.buffers.pinning import to_device
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.distributions import ActionDistribution, ActionParts, Deterministic
 from asyncrl.models.uniform import LARGEST_UNIT, raw_of_unit
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.processes.seeding import Stream, derive_seed
 
 FloatArray = npt.NDArray[np.float32]
 NoiseKind = Literal["white", "pink", "ou"]

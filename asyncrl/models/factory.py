@@ -18,7 +18,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.registry import DEFAULT, make_registered_model
 from asyncrl.models.sac import SacActor
-from asyncrl.runtime.own_settings import with_own_settings
+from asyncrl.processes.own_settings import with_own_settings
 
 ActingModel = ActorCritic | SacActor
 _NUM_ROWS = 2

@@ -31,7 +31,7 @@ from asyncrl.models.exploration import Exploration, make_action_noise
 from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_core, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
-from asyncrl.runtime.seeding import Stream, derive_seed, restoring_global_generators, seed_global_generators
+from asyncrl.processes.seeding import Stream, derive_seed, restoring_global_generators, seed_global_generators
 
 POLICY_HEAD_GAIN = 0.01
 """Gain of the last layer's orthogonal weights: the first means are near 0."""

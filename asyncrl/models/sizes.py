@@ -57,7 +57,7 @@ def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
 
     from asyncrl.models.factory import make_acting_model
     from asyncrl.models.sac import SacActor
-    from asyncrl.runtime.own_settings import own_settings
+    from asyncrl.processes.own_settings import own_settings
 
     with own_settings(), torch.device("meta"):
         model = make_acting_model(spec, config)

@@ -11,7 +11,7 @@ from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.envs.observations import split_rows
 from asyncrl.envs.spec import ObservationLayout
 from asyncrl.models.distributions import ActionDistribution, ActionParts, Categorical
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.processes.seeding import Stream, derive_seed
 
 LARGEST_UNIT = np.float32(1.0 - 2.0**-24)
 """The largest squashed number, whose arctanh is finite."""

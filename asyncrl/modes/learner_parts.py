@@ -36,10 +36,10 @@ from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import LearnerContext, LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
+from asyncrl.processes.memory import keep_freed_memory
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.run.setup import RunSetup, state_to_begin_with
-from asyncrl.runtime.checkpoint import load_state
-from asyncrl.runtime.memory import keep_freed_memory
-from asyncrl.runtime.own_settings import with_own_settings
+from asyncrl.storage.checkpoint import load_state
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from asyncrl.config.errors import Problem
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.memory import format_bytes
+from asyncrl.processes.memory import format_bytes
 
 MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryMax)"
 _LARGE_ROLLOUT = 16 << 20  # bytes of one environment's observations; games of Atari have 3.6 MB

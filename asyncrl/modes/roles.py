@@ -24,19 +24,19 @@ from asyncrl.envs.factory import acting_seed
 from asyncrl.evaluation.building import build_evaluation_workers
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import EvaluationWorker
+from asyncrl.inference.acting import ActingPolicy
+from asyncrl.inference.acting_policies import ActingPolicies
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.worker import LearnerWorker
-from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.models.factory import make_acting_model
 from asyncrl.modes.learner_parts import own_device
-from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport
+from asyncrl.observers.reports import Phase, PhaseTimer, RolloutReport
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import HostEnvGroup
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.own_settings import with_own_settings
 
 
 class Worker(Protocol):

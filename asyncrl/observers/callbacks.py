@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.config.errors import UsageError
-from asyncrl.monitoring.reports import EPISODE_WINDOW, EpisodeRecord, EvaluationReport
-from asyncrl.monitoring.status import Status
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.reports import EPISODE_WINDOW, EpisodeRecord, EvaluationReport
+from asyncrl.observers.status import Status
 
 
 class _OfOneRun(Observer):

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.hooks import hooks
-from asyncrl.monitoring.status import Record, Status
-from asyncrl.monitoring.summary import UNKNOWN, duration
 from asyncrl.observers.observer import Run
+from asyncrl.observers.status import Record, Status
+from asyncrl.observers.summary import UNKNOWN, duration
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 20
 """Columns and rows of the smallest terminal that it fits."""

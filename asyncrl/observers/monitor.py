@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.modes.choice import mode_of
-from asyncrl.monitoring.reports import (
+from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.reports import (
     EPISODE_WINDOW,
     Activity,
     CheckpointReport,
@@ -42,10 +43,9 @@ from asyncrl.monitoring.reports import (
     mean_extra_stats,
     mean_metrics,
 )
-from asyncrl.monitoring.status import Record, Status
-from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
-from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.run_folder import RunFolder, shown_path, write_text_atomically
+from asyncrl.observers.status import Record, Status
+from asyncrl.observers.summary import ResumedTotals, RunStatus, Summary
+from asyncrl.storage.run_folder import RunFolder, shown_path, write_text_atomically
 
 _STATUS_EVERY_S = 0.25
 _BEST_EVERY_S = 15.0

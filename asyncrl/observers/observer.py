@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+import asyncrl.processes.one_blas_thread  # noqa: F401
 from asyncrl.buffers.control import PolicyChange, RunControl, TrainingInfo
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.errors import UsageError
@@ -29,11 +30,11 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase, Report, VideoReport
-from asyncrl.monitoring.status import Record, Status
-from asyncrl.monitoring.summary import ResumedTotals, Summary
-from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.run_folder import shown_path
+from asyncrl.observers.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase, Report, VideoReport
+from asyncrl.observers.status import Record, Status
+from asyncrl.observers.summary import ResumedTotals, Summary
+from asyncrl.processes.children import RunFailed
+from asyncrl.storage.run_folder import shown_path
 
 if TYPE_CHECKING:  # it needs torch
     from asyncrl.run.setup import RunSetup

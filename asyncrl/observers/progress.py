@@ -9,12 +9,12 @@ import time
 from typing import IO, TYPE_CHECKING, Literal, TextIO, cast
 
 from asyncrl.config.sections.output import Progress
-from asyncrl.monitoring.reports import EvaluationReport
-from asyncrl.monitoring.status import Record, Status
-from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.keys import Keys, foreground_group
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.reader import PatientStream, patient
+from asyncrl.observers.reports import EvaluationReport
+from asyncrl.observers.status import Record, Status
+from asyncrl.observers.summary import Summary
+from asyncrl.processes.reader import PatientStream, patient
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -23,13 +23,13 @@ from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import OF_ONE_START
-from asyncrl.monitoring.reports import VideoReport
-from asyncrl.monitoring.status import Record, Status
-from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.checkpoint import BEST, SHARED_FILES, latest
-from asyncrl.runtime.locating import checkpoint_folders
-from asyncrl.runtime.run_folder import write_text_atomically
+from asyncrl.observers.reports import VideoReport
+from asyncrl.observers.status import Record, Status
+from asyncrl.observers.summary import Summary
+from asyncrl.storage.checkpoint import BEST, SHARED_FILES, latest
+from asyncrl.storage.locating import checkpoint_folders
+from asyncrl.storage.run_folder import write_text_atomically
 
 RESUMED_AT = "resumed_at_env_steps"
 """Logged where a run resumes: what a tracker has got of later steps before that was trained again."""

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.monitoring.status import Record
-from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run, log
-from asyncrl.runtime.run_folder import EPISODE_COLUMNS, has_broken_line
+from asyncrl.observers.reports import EpisodeRecord
+from asyncrl.observers.status import Record
+from asyncrl.observers.summary import Summary
+from asyncrl.storage.run_folder import EPISODE_COLUMNS, has_broken_line
 
 
 class RecordWriter(Observer, abc.ABC):

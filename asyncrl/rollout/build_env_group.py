@@ -14,12 +14,12 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.processes.seeding import Stream, derive_seed
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, MakeMapping, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
-from asyncrl.runtime.seeding import Stream, derive_seed
 
 
 def build_env_group(

@@ -33,7 +33,7 @@ from asyncrl.envs.interface import (
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, store_rounded
 from asyncrl.envs.spaces import seed_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.observers.reports import EpisodeRecord
 from asyncrl.rollout.failures import (
     EnvironmentCallFailed,
     EnvironmentTrouble,

@@ -21,8 +21,8 @@ from typing import Any
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import FATAL_IN_A_ROW, FIRST_STEPS, environment_traceback, kind_of
-from asyncrl.monitoring.reports import EnvironmentFailures
-from asyncrl.runtime.restarts import RecentEvents
+from asyncrl.observers.reports import EnvironmentFailures
+from asyncrl.processes.restarts import RecentEvents
 
 _WARN_EVERY_S = 60.0
 _MOST_DROPS_IN_A_ROW = 10

@@ -21,7 +21,7 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
 from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.monitoring.reports import Phase
+from asyncrl.observers.reports import Phase
 from asyncrl.rollout.env_group import HostEnvGroup
 
 Place = tuple[int, int]

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
-from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.acting_policies import ActingPolicies
-from asyncrl.monitoring.reports import (
+from asyncrl.inference.acting import ActingPolicy
+from asyncrl.inference.acting_policies import ActingPolicies
+from asyncrl.observers.reports import (
     EnvironmentFailures,
     Phase,
     PhaseTimer,

@@ -1,3 +1,3 @@
 """A run as an object: settings checked, resources planned, roles built and watched, until there is a result."""
 
-import asyncrl.runtime.one_blas_thread  # noqa: F401
+import asyncrl.processes.one_blas_thread  # noqa: F401

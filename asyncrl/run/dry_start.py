@@ -21,7 +21,7 @@ from asyncrl.config import cgroups
 from asyncrl.config.errors import Problem
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.runtime.temporary_folder import use_folder_for_sockets
+from asyncrl.processes.temporary_folder import use_folder_for_sockets
 
 _CHECK_THREADS, _CHECK_DESCRIPTORS = 4, 12
 """Of the check of the environment: its process with its threads; files, pipes and the process itself."""

@@ -33,11 +33,11 @@ from asyncrl.modes.choice import arena_bytes, find_problems, mode_of
 from asyncrl.modes.mode import MORE_MEMORY
 from asyncrl.observers.loading import find_callback
 from asyncrl.observers.trackers import require_package
+from asyncrl.processes.memory import available_bytes, format_bytes
 from asyncrl.rollout.policy_mapping import choose_by_name, specs_of_policies
 from asyncrl.run import dry_start, resuming
 from asyncrl.run.spec_warnings import find_spec_warnings
-from asyncrl.runtime import run_folder
-from asyncrl.runtime.memory import available_bytes, format_bytes
+from asyncrl.storage import run_folder
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment, without memory that processes share
 _NETWORKS_OF_USERS = ("encoder", "core", "model")

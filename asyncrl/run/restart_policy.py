@@ -20,10 +20,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.monitoring.reports import Report, RestartReport
+from asyncrl.observers.reports import Report, RestartReport
+from asyncrl.processes.children import (
+    EXIT_FAILED_TOO_OFTEN,
+    ChildFailure,
+    LearnerDied,
+    ProcessManager,
+    RunFailed,
+    title,
+)
+from asyncrl.processes.restarts import HangDetector, RestartBudget
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, LearnerDied, ProcessManager, RunFailed, title
-from asyncrl.runtime.restarts import HangDetector, RestartBudget
 
 CLEAN_UP_TIMEOUT_S = 60.0
 _LONGEST_COUNTED_S = 1.0  # between two calls of `update`: while this process is stopped, others may be, too

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.status import Record
-from asyncrl.monitoring.summary import RunStatus, Summary
+from asyncrl.observers.status import Record
+from asyncrl.observers.summary import RunStatus, Summary
 
 if TYPE_CHECKING:
-    from asyncrl.policy import Policy
+    from asyncrl.inference.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,6 @@ class RunResult:
         Raises:
             UsageError: there is no such checkpoint.
         """
-        from asyncrl.policy import load_policy
+        from asyncrl.inference.policy import load_policy
 
         return load_policy(self.folder, which, device, seed, policy)

@@ -20,10 +20,10 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.policy_mapping import specs_of_policies
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import checkpoint_folders, find_run, source_of_policy
-from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
-from asyncrl.runtime.run_folder import run_path
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import checkpoint_folders, find_run, source_of_policy
+from asyncrl.storage.locating import find_checkpoint as locate_checkpoint
+from asyncrl.storage.run_folder import run_path
 
 _MOST_NAMES = 8  # of tensors in a message
 
@@ -246,8 +246,8 @@ def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Pro
         return [], []
     from asyncrl.learner.transfer import names_that_fit  # imports torch
     from asyncrl.models.factory import make_acting_model
+    from asyncrl.processes.own_settings import own_settings
     from asyncrl.run.setup import has_same_networks
-    from asyncrl.runtime.own_settings import own_settings
 
     problems, warnings = [], []
     for policy_idx, (own, own_spec) in enumerate(_policies(config, spec)):

@@ -11,11 +11,11 @@ import torch
 
 from asyncrl.buffers.messages import Waker
 from asyncrl.modes.roles import roles_of
+from asyncrl.processes.children import EXIT_FAILED_TOO_OFTEN, RunFailed, explain
+from asyncrl.processes.reporting import ReportSender
+from asyncrl.processes.seeding import seed_global_generators
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, RunFailed, explain
-from asyncrl.runtime.reporting import ReportSender
-from asyncrl.runtime.seeding import seed_global_generators
 
 REPORT_EVERY_S = 1.0
 ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them

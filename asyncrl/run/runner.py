@@ -33,16 +33,16 @@ from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, joint_outcome
 from asyncrl.modes.roles import roles_of
-from asyncrl.monitoring.reports import EvaluationFailed, Report, VideoReport
+from asyncrl.observers.reports import EvaluationFailed, Report, VideoReport
+from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, allow_descriptors, explain
+from asyncrl.processes.reporting import ReportSender
+from asyncrl.processes.seeding import restoring_global_generators, seed_global_generators
+from asyncrl.processes.signals import StopAtOnce
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.rollout_process import REPORT_EVERY_S, environment_failure, rollout_main
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, allow_descriptors, explain
-from asyncrl.runtime.reporting import ReportSender
-from asyncrl.runtime.run_folder import VIDEOS
-from asyncrl.runtime.seeding import restoring_global_generators, seed_global_generators
-from asyncrl.runtime.signals import StopAtOnce
+from asyncrl.storage.run_folder import VIDEOS
 
 WATCH_S = 0.2
 GRACE_S = 4.0

@@ -33,23 +33,14 @@ from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.modes.choice import mode_of
-from asyncrl.monitoring.reports import CheckpointReport
-from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.loading import load_callbacks
 from asyncrl.observers.monitor import EpisodeStatistics, Monitor, read_episodes
 from asyncrl.observers.observer import Observer, Run, StartPoint
+from asyncrl.observers.reports import CheckpointReport
+from asyncrl.observers.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.trackers import load_trackers
 from asyncrl.observers.writers import EpisodesCsv, JsonLines, TensorBoard
-from asyncrl.run import preflight, resuming
-from asyncrl.run.result import RunResult
-from asyncrl.run.spec_warnings import training_returns_mislead
-from asyncrl.runtime import run_folder
-from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
-from asyncrl.runtime.forks import has_lost_threads
-from asyncrl.runtime.locating import checkpoint_folders
-from asyncrl.runtime.main_guard import refuse_to_run_while_imported
-from asyncrl.runtime.peers import Peers
-from asyncrl.runtime.processes import (
+from asyncrl.processes.children import (
     LearnerDied,
     RunFailed,
     allow_descriptors,
@@ -57,10 +48,19 @@ from asyncrl.runtime.processes import (
     process_context,
     start_loading_modules,
 )
-from asyncrl.runtime.provenance import describe
-from asyncrl.runtime.run_folder import RunFolder, default_experiment
-from asyncrl.runtime.signals import StopAtOnce, StopSignals
-from asyncrl.runtime.torchrun import next_rank
+from asyncrl.processes.forks import has_lost_threads
+from asyncrl.processes.main_guard import refuse_to_run_while_imported
+from asyncrl.processes.peers import Peers
+from asyncrl.processes.signals import StopAtOnce, StopSignals
+from asyncrl.processes.torchrun import next_rank
+from asyncrl.run import preflight, resuming
+from asyncrl.run.result import RunResult
+from asyncrl.run.spec_warnings import training_returns_mislead
+from asyncrl.storage import run_folder
+from asyncrl.storage.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
+from asyncrl.storage.locating import checkpoint_folders
+from asyncrl.storage.provenance import describe
+from asyncrl.storage.run_folder import RunFolder, default_experiment
 
 if TYPE_CHECKING:
     from asyncrl.learner.worker import LearnerOutcome
@@ -191,7 +191,7 @@ class Session:
             is_to_train: whether `train` follows; the fork server then loads its modules during the checks.
         """
         loaded = self.loaded
-        self._context = process_context(() if self._peers is None else ("asyncrl.runtime.own_group",))
+        self._context = process_context(() if self._peers is None else ("asyncrl.processes.own_group",))
         if is_to_train and not loaded.problems and not loaded.config.serial_mode:
             allow_descriptors(_MOST_DESCRIPTORS)  # the fork server passes the limit on
             with contextlib.suppress(OSError):  # the checks say why

@@ -21,12 +21,12 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.models.sizes import weights_block_size
 from asyncrl.modes.choice import arena_specs, mode_of
 from asyncrl.modes.mode import Mode
+from asyncrl.processes.own_settings import with_own_settings
+from asyncrl.processes.seeding import attempt_seed, rank_seed, role_seed
+from asyncrl.processes.torchrun import RankAddress
 from asyncrl.rollout.policy_mapping import specs_of_policies
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import policy_folder, source_of_policy
-from asyncrl.runtime.own_settings import with_own_settings
-from asyncrl.runtime.seeding import attempt_seed, rank_seed, role_seed
-from asyncrl.runtime.torchrun import RankAddress
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import policy_folder, source_of_policy
 
 
 @dataclass(frozen=True)

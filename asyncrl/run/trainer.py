@@ -14,7 +14,7 @@ from asyncrl.observers.progress import ProgressBar
 from asyncrl.observers.writers import LogMessages
 from asyncrl.run.result import RunResult
 from asyncrl.run.session import Session
-from asyncrl.runtime.run_folder import find_saved_config
+from asyncrl.storage.run_folder import find_saved_config
 
 
 class Trainer:
@@ -74,7 +74,7 @@ class Trainer:
         Raises:
             UsageError: settings are wrong; a `ConfigError` has every problem. Nothing has started.
             asyncrl.EnvironmentFailed: the environment raised when it was made and stepped once.
-            asyncrl.runtime.checkpoint.CheckpointError: no checkpoint of the resumed run can be used.
+            asyncrl.storage.checkpoint.CheckpointError: no checkpoint of the resumed run can be used.
             asyncrl.RunFailed: the run could not continue; if a callback raised, its exception is the cause.
             optuna.TrialPruned: a callback raised it; the run has stopped and saved.
             KeyboardInterrupt: Ctrl-C was pressed twice.

@@ -12,7 +12,7 @@ import torch
 from learning_log import write_evaluation
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.policy import load_policy
+from asyncrl.inference.policy import load_policy
 
 
 def main() -> int:

@@ -29,9 +29,9 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.learner.on_policy import MODEL
 from asyncrl.learner.sac import CRITIC
 from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.children import process_context, start_loading_modules
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import process_context, start_loading_modules
 
 WARM_UP_STEPS, REPLAY_SIZE = 5000, 1_000_000  # of all workers together
 REPORT_EVERY_S = 1.0

@@ -28,12 +28,12 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.inference.acting import make_act
 from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters

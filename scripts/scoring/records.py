@@ -54,7 +54,7 @@ class Record:
         env_steps: environment steps of training.
         curve: mean return of the last 100 training episodes; seconds count from the command.
         snapshots: evaluated policies in the order of their steps; the last one is the final policy.
-        environment: versions and machine, from `asyncrl.runtime.provenance.describe`.
+        environment: versions and machine, from `asyncrl.storage.provenance.describe`.
     """
 
     task: str

@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import read_json_lines
-from asyncrl.runtime.provenance import describe
+from asyncrl.storage.provenance import describe
 from scoring.records import Record, Snapshot, choose, find_saved
 from scoring.systems import Job, System
 

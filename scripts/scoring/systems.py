@@ -15,7 +15,7 @@ from peer_environments import DRIVERS, Peer, python_of, versions_of
 
 from asyncrl.analysis.benchmark.tasks import train_command
 from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, read_json_lines, read_records
-from asyncrl.runtime.provenance import describe
+from asyncrl.storage.provenance import describe
 from scoring.records import Point
 from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
 

@@ -14,7 +14,7 @@ from asyncrl.analysis.doctor import MachineFacts, Speeds, advise, find_facts, fo
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.status import Record
+from asyncrl.observers.status import Record
 
 GIB = 1 << 30
 GOOD = MachineFacts(

@@ -10,7 +10,7 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 CONFIG = TrainConfig(env="CartPole-v1", encoder_mlp_layers=[8])
 NUM_ENVS, NUM_STEPS = 3, 60

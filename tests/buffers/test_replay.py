@@ -15,8 +15,8 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, ro
 from asyncrl.buffers.replay_blocks import Block, deal_blocks
 from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
+from asyncrl.storage import checkpoint
+from asyncrl.storage.checkpoint import Checkpoint, SavedReplay
 
 GAMMA = 0.9
 

@@ -24,7 +24,7 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.runtime.main_guard import NO_MAIN_GUARD
+from asyncrl.processes.main_guard import NO_MAIN_GUARD
 
 PACKAGE = f'"{Path(asyncrl.__file__).parent}/'
 

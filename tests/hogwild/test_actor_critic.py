@@ -38,9 +38,9 @@ from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.parameter_server import ParameterServer
 from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
 from asyncrl.modes.hogwild.storage import Copies
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 ENV = "probe_envs:EndlessReward-v0"
 SETTINGS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from asyncrl.buffers.gradients import GradientPlaces, gradient_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.modes.hogwild import parameter_server
 from asyncrl.modes.hogwild.parameter_server import GradientCombiner, ParameterServer
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
 
 
 class Server:

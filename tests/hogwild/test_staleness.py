@@ -16,7 +16,7 @@ from hogwild.test_actor_critic import PPO, SAC, Pair, first_actions
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor
 from asyncrl.modes.hogwild.staleness import PushLock, StalenessMeter
-from asyncrl.monitoring.reports import Staleness
+from asyncrl.observers.reports import Staleness
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

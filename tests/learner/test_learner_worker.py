@@ -21,8 +21,8 @@ from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrainedBefore, TrajectoryLoop
 from asyncrl.learner.worker import LearnerContext, LearnerOutcome, LearnerWorker, StopCondition
-from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
-from asyncrl.runtime import checkpoint
+from asyncrl.observers.reports import CheckpointReport, LagMetrics, TrainMetrics
+from asyncrl.storage import checkpoint
 
 LAG = LagMetrics(0.0, 0.0, 0, 0.0)
 METRICS = TrainMetrics(*[0.0] * 13)

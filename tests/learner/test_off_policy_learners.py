@@ -23,7 +23,7 @@ from asyncrl.learner.td3 import Td3Learner
 from asyncrl.models.dqn import QNetwork
 from asyncrl.models.sac import SacActor
 from asyncrl.models.td3 import DeterministicActor
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 UNIT = spaces.Box(-1.0, 1.0, (1,))
 PICTURE = spec_of_spaces(

@@ -38,7 +38,7 @@ from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.encoders import Inputs
 from asyncrl.modes.hogwild.storage import Copies, SharedStorage
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 SMALL: dict[str, Any] = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
 

@@ -9,7 +9,7 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.learner.worker import WeightsPublisher
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 
 @pytest.mark.parametrize(

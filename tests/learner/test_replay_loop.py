@@ -19,7 +19,7 @@ from asyncrl.learner.prioritized_sampler import PrioritizedSampler
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerContext, StopCondition
-from asyncrl.monitoring.reports import SacMetrics, SampleAges
+from asyncrl.observers.reports import SacMetrics, SampleAges
 
 
 class Fakes:

@@ -12,7 +12,7 @@ from replays import TaggedWriter, check_one_step, new_replay, write_until
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.monitoring.reports import SampleAges
+from asyncrl.observers.reports import SampleAges
 
 GAMMA = 0.5
 

@@ -12,9 +12,9 @@ from full_disk import files_of_at_most
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import worker as worker_module
 from asyncrl.learner.worker import CheckpointSaver
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
+from asyncrl.storage import checkpoint
+from asyncrl.storage.checkpoint import Checkpoint
 
 
 def content(value: float = 1.0, size: int = 50_000) -> Checkpoint:

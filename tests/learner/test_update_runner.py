@@ -17,7 +17,7 @@ from asyncrl.learner import update_runner
 from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.update_runner import Figures, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.cuda_graph import Compile
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 CPU = torch.device("cpu")
 INPUTS = [torch.zeros(3), torch.ones(2)]

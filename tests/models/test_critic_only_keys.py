@@ -10,11 +10,11 @@ import torch
 from hidden_parts import KINDS, SPACES, made, rows_of, seen_of
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.inference.array_policy import ArrayPolicy
+from asyncrl.inference.policy import Policy
 from asyncrl.models import registry
-from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.encoders import Inputs, ObservationEncoder
 from asyncrl.models.flat import FlatParameters
-from asyncrl.policy import Policy
 
 
 @pytest.mark.parametrize("kind", KINDS)

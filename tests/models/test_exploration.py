@@ -12,7 +12,7 @@ from gymnasium import spaces
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.models.acting import make_act
+from asyncrl.inference.acting import make_act
 from asyncrl.models.exploration import ActionNoise, CorrelatedNoise, make_action_noise
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters

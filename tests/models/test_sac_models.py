@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.models.array_policy import ArrayPolicy
+from asyncrl.inference.array_policy import ArrayPolicy
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import LOG_STD_RANGE, SacActor, TwinCritic

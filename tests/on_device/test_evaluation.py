@@ -20,12 +20,12 @@ from asyncrl.buffers.weights import Publication
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
+from asyncrl.inference.policy import load_policy
 from asyncrl.models.factory import make_acting_model
 from asyncrl.modes.tensors import evaluation as evaluation_module
 from asyncrl.modes.tensors.env_group import EpisodeEnds
 from asyncrl.modes.tensors.evaluation import EvaluatingGroup, SimulatorEvaluation
-from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
-from asyncrl.policy import load_policy
+from asyncrl.observers.reports import EvaluationFailed, EvaluationReport, RolloutReport
 
 NUM_EVAL, ROLLOUT, NUM_TRAJECTORIES = 2, 9, 12
 TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_per_worker": 16}

@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.observers.reports import EpisodeRecord
 from asyncrl.rollout.env_group import EnvGroup, StepRows
 from asyncrl.rollout.failures import (
     EnvironmentCallFailed,

@@ -14,7 +14,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.modes.choice import arena_specs
-from asyncrl.monitoring.reports import Phase
+from asyncrl.observers.reports import Phase
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog
 from asyncrl.rollout.worker import WAIT_S

@@ -11,8 +11,8 @@ import run_helper
 import torch
 from run_helper import FinishedRun
 
-from asyncrl.policy import load_policy
-from asyncrl.runtime import checkpoint
+from asyncrl.inference.policy import load_policy
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -12,7 +12,7 @@ from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.policy import load_policy
+from asyncrl.inference.policy import load_policy
 from asyncrl.run import preflight
 from asyncrl.run.preflight import Preflight
 

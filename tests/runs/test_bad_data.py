@@ -11,7 +11,7 @@ import pytest
 import torch
 from command import PROBE, Command
 
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

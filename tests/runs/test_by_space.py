@@ -13,10 +13,10 @@ from run_helper import FinishedRun, run
 from asyncrl import RunFailed, TrainConfig, Trainer, load_policy
 from asyncrl.evaluate import main as evaluate_main
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import EvaluationReport
-from asyncrl.policy import Policy
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import policy_folder
+from asyncrl.inference.policy import Policy
+from asyncrl.observers.reports import EvaluationReport
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import policy_folder
 from asyncrl.validate import main as validate
 
 GAME = "agent_envs:unlike"  # narrow_0, wide, narrow_1; the best return of each agent is 5

@@ -23,7 +23,7 @@ import asyncrl
 from asyncrl import train
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.run import preflight, runner
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

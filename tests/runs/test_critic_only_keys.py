@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_helper import FinishedRun, run
 
-from asyncrl.policy import load_policy
+from asyncrl.inference.policy import load_policy
 
 TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_per_worker": 16}
 WAYS = {

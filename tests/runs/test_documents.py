@@ -17,7 +17,7 @@ import asyncrl
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 DOCUMENTS = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 ENVIRONMENTS = DOCUMENTS["environments.md"]

@@ -12,10 +12,10 @@ from run_helper import REPLAY_MODES, FinishedRun, assert_same_training, mean_ret
 
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
+from asyncrl.inference.policy import load_policy
 from asyncrl.models.encoders import Inputs
-from asyncrl.policy import load_policy
 from asyncrl.run import preflight
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

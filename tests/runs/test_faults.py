@@ -21,8 +21,8 @@ from killing import pids
 from run_helper import FinishedRun, run
 
 from asyncrl.learner.worker import LearnerOutcome
-from asyncrl.monitoring.reports import RestartReport, RolloutReport
-from asyncrl.runtime import checkpoint
+from asyncrl.observers.reports import RestartReport, RolloutReport
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

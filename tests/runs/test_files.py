@@ -13,8 +13,8 @@ import pytest
 from command import PROBE, Command
 
 from asyncrl import train
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage import checkpoint
+from asyncrl.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -15,7 +15,7 @@ from command import Command
 from global_envs import read, values
 
 from asyncrl import TrainConfig, Trainer
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 SMALL: dict[str, Any] = {
     "num_workers": 1,

@@ -23,13 +23,13 @@ from asyncrl.buffers.pinning import pin_arena, to_device
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.inference.device_acting import DeviceActor
 from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.device_acting import DeviceActor
 from asyncrl.models.factory import make_acting_model
 
 pytestmark = [

@@ -19,9 +19,9 @@ from runs.test_sac import GREEDY, SAC, learner_of, values
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
-from asyncrl.monitoring.reports import RolloutReport
-from asyncrl.policy import load_policy
-from asyncrl.runtime import checkpoint
+from asyncrl.inference.policy import load_policy
+from asyncrl.observers.reports import RolloutReport
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

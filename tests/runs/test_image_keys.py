@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from asyncrl import evaluate, load_policy, train, validate
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 ENV = "--env=array_envs:LitHalf"
 SMALL = ["--serial_mode=True", "--async_rl=False", "--num_workers=1", "--num_envs_per_worker=2", "--rollout=8"]

@@ -20,7 +20,7 @@ from asyncrl.config import algorithms
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.schema import TrainConfig
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -12,7 +12,7 @@ import torch
 from command import PROBE, Command
 
 import asyncrl
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -19,10 +19,10 @@ from run_helper import FinishedRun, run
 
 import asyncrl
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import CheckpointReport, EvaluationReport, RolloutReport
-from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import policy_folder
+from asyncrl.inference.policy import Policy, load_policy
+from asyncrl.observers.reports import CheckpointReport, EvaluationReport, RolloutReport
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import policy_folder
 from asyncrl.validate import main as validate
 
 GAMES: dict[str, Any] = {

@@ -99,7 +99,7 @@ def test_simulators_of_an_evaluation_end_with_it(start: Callable[..., Command], 
 
 SUSPENDED = """
 import os, signal, subprocess, sys
-from asyncrl.runtime.signals import suspended_together
+from asyncrl.processes.signals import suspended_together
 os.setpgid(0, 0)
 child = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, 0))
 with suspended_together(lambda: [child.pid]):

@@ -22,7 +22,7 @@ from command import PROBE, Command, wait_until
 from killing import pids
 from unavoidable import PREFIX
 
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("leaves_nothing")]
 

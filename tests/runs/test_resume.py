@@ -17,9 +17,9 @@ from command import PROBE, Command
 
 import asyncrl
 from asyncrl.buffers.control import RunControl
-from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
+from asyncrl.observers.reports import EvaluationFailed, EvaluationReport, RolloutReport
 from asyncrl.run import runner
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -14,13 +14,13 @@ from run_helper import REPLAY_MODES, SMALL, FinishedRun, assert_same_training, m
 from sac_runs import SAC
 
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.inference.policy import load_policy
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.sac import SacActor
-from asyncrl.policy import load_policy
 from asyncrl.run import runner
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

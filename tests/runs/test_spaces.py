@@ -9,7 +9,7 @@ import pytest
 from run_helper import run
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.policy import load_policy
+from asyncrl.inference.policy import load_policy
 
 LEARNING: dict[str, Any] = {
     "rollout": 20,

@@ -13,13 +13,13 @@ from run_helper import REPLAY_MODES, FinishedRun, assert_same_training, run
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.inference.policy import load_policy
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.td3 import Td3Learner
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.td3 import DeterministicActor
-from asyncrl.policy import load_policy
 from asyncrl.run import preflight
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from command import Command
 
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("leaves_nothing")]
 

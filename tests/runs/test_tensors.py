@@ -10,9 +10,9 @@ from gymnasium.vector import AutoresetMode
 from run_helper import mean_return, run
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import EvaluationReport, RolloutReport
-from asyncrl.policy import load_policy
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.inference.policy import load_policy
+from asyncrl.observers.reports import EvaluationReport, RolloutReport
+from asyncrl.processes.children import RunFailed
 
 TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_per_worker": 16}
 

@@ -22,9 +22,9 @@ import asyncrl
 from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
-from asyncrl.monitoring.reports import EpisodeRecord, EvaluationReport
-from asyncrl.monitoring.summary import ResumedTotals, Summary
 from asyncrl.observers.observer import StartPoint
+from asyncrl.observers.reports import EpisodeRecord, EvaluationReport
+from asyncrl.observers.summary import ResumedTotals, Summary
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -181,7 +181,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     script.write_text(SCRIPT + "\nstart()\n")
     done = python(script.name, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("asyncrl.runtime.processes.RunFailed: The script starts training")
+    assert done.stderr.splitlines()[-1].startswith("asyncrl.processes.children.RunFailed: The script starts training")
     assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
 
 

@@ -14,7 +14,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options, split_flags
 from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.config.value_types import GivenPath, NonNegativeFloat, PositiveFloat
-from asyncrl.runtime.locating import locate
+from asyncrl.storage.locating import locate
 
 INSTEAD = {
     "async_rl": "use --modes=sync,async",

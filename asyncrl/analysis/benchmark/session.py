@@ -40,9 +40,9 @@ from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.run import preflight
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.provenance import describe, git_commit
-from asyncrl.runtime.run_folder import as_folder_name
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.provenance import describe, git_commit
+from asyncrl.storage.run_folder import as_folder_name
 
 # The learner's clock starts a little before the first environment step.
 _START_ALLOWANCE_S = 2.0

@@ -26,8 +26,8 @@ from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.observations import ObservationCodec
-from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, process_context
-from asyncrl.runtime.run_folder import replacing
+from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, process_context
+from asyncrl.storage.run_folder import replacing
 
 _NUM_ACTIONS = 1000
 _STEPS_BETWEEN_CLOCKS = 200
@@ -71,8 +71,8 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
         EnvironmentFailed: the environment's own code raised.
     """
     # Imports torch, which processes that only replay do not need.
-    from asyncrl.policy import load_policy
-    from asyncrl.runtime.checkpoint import CheckpointError
+    from asyncrl.inference.policy import load_policy
+    from asyncrl.storage.checkpoint import CheckpointError
 
     try:
         policy = load_policy(checkpoint, seed=seed)

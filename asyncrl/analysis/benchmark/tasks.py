@@ -18,7 +18,7 @@ from asyncrl.analysis.records import read_records
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage.run_folder import RunFolder
 
 _START_AND_END_S = 300.0
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from asyncrl.runtime.lifeline import kill_group
+from asyncrl.processes.lifeline import kill_group
 
 _LOOK_EVERY_S = 1.0
 _POLL_S = 0.05

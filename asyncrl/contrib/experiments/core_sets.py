@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.config.machine import available_cores
-from asyncrl.runtime.lifeline import kill_group
+from asyncrl.processes.lifeline import kill_group
 
 _POLL_S = 0.05
 _GRACE_S = 60.0
@@ -98,7 +98,7 @@ class CoreSets:
         core_set = min(set(range(len(self._running) + 1)) - {running.core_set for running in self._running.values()})
         lifeline, commands_end = socket.socketpair()
         descriptors = (commands_end.fileno(), lifeline.fileno())
-        owner = [sys.executable, "-m", "asyncrl.runtime.owned", *map(str, descriptors), self._cores_of(core_set)]
+        owner = [sys.executable, "-m", "asyncrl.processes.owned", *map(str, descriptors), self._cores_of(core_set)]
         try:
             with command.log.open("ab") as log:
                 process = subprocess.Popen(

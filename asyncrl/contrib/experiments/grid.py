@@ -13,7 +13,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import unknown_name
 from asyncrl.config.settings import read_mapping
 from asyncrl.contrib.experiments.runs import as_flag
-from asyncrl.runtime.run_folder import as_folder_name
+from asyncrl.storage.run_folder import as_folder_name
 
 _KEYS = ("settings", "grid", "seeds", "train_dir", "evaluate")
 _EVALUATION_KEYS = ("episodes", "checkpoint", "deterministic")

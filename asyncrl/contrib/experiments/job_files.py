@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from asyncrl.contrib.experiments.runs import PlannedRun
-from asyncrl.runtime.run_folder import as_folder_name
+from asyncrl.storage.run_folder import as_folder_name
 
 Format = Literal["slurm", "kubernetes"]
 FILE_NAMES: dict[Format, str] = {"slurm": "launch.sbatch", "kubernetes": "launch.yaml"}

@@ -36,7 +36,7 @@ from asyncrl.contrib.experiments.runs import (
     read_summary,
     with_earlier_names,
 )
-from asyncrl.runtime.run_folder import write_text_atomically
+from asyncrl.storage.run_folder import write_text_atomically
 
 State = Literal["waiting", "training", "trained", "evaluating", "finished", "failed"]
 IfChanged = Literal["refuse", "repeat", "resume", "show"]

@@ -23,7 +23,7 @@ from asyncrl.contrib.experiments.board import Board, Row
 from asyncrl.contrib.experiments.grid import read_grid
 from asyncrl.contrib.experiments.job_files import FILE_NAMES, Format, job_file
 from asyncrl.contrib.experiments.launch import IfChanged, Launch, LaunchedRun
-from asyncrl.runtime.reader import start_dropping_unread_output
+from asyncrl.processes.reader import start_dropping_unread_output
 
 
 class _Options(BaseModel):

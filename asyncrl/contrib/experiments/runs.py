@@ -24,9 +24,9 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.probe import probe
 from asyncrl.modes.choice import find_problems
 from asyncrl.run import preflight
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import checkpoint_folders
-from asyncrl.runtime.run_folder import MARKER, RunFolder
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import checkpoint_folders
+from asyncrl.storage.run_folder import MARKER, RunFolder
 
 _TAIL_BYTES = 1 << 16
 _FPS = "time/fps"

@@ -29,9 +29,9 @@ from asyncrl.contrib.experiments.search_space import find_space, read_space
 from asyncrl.contrib.experiments.study import Definition, Pruner, Sampler, read_definition, require_optuna
 from asyncrl.contrib.experiments.sweep import Sweep
 from asyncrl.contrib.experiments.sweep_results import BEST
-from asyncrl.runtime.locating import TRAIN_DIR
-from asyncrl.runtime.reader import start_dropping_unread_output
-from asyncrl.runtime.run_folder import checked_run_path
+from asyncrl.processes.reader import start_dropping_unread_output
+from asyncrl.storage.locating import TRAIN_DIR
+from asyncrl.storage.run_folder import checked_run_path
 
 _OF_OBJECTIVE = {"objective": "kind", "threshold": "threshold", "baseline": "baseline"}
 _OF_DEFINITION = {"sampler": "sampler", "pruner": "pruner", "search_seed": "seed"}

@@ -16,7 +16,7 @@ from asyncrl.config.settings import dump_mapping
 from asyncrl.contrib.experiments.objective import Objective
 from asyncrl.contrib.experiments.runs import load_run
 from asyncrl.contrib.experiments.search_space import settings_of
-from asyncrl.runtime.run_folder import write_text_atomically
+from asyncrl.storage.run_folder import write_text_atomically
 
 if TYPE_CHECKING:
     from asyncrl.contrib.experiments.study import Result, Study

@@ -17,7 +17,7 @@ from asyncrl.commands.runner import Command, print_error
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import hooks
 from asyncrl.config.value_types import GivenPath
-from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
+from asyncrl.storage.locating import TRAIN_DIR, find_given_checkpoint
 
 _FORMATS = hooks("FORMATS")
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Export(Command[_Options]):
         out = options.out or Path(f"policy{_FORMATS[options.format][1]}")
 
         # Imports torch, which takes a second: mistakes of the user are reported before.
-        from asyncrl.policy import ExportDiffers, load_policy
+        from asyncrl.inference.policy import ExportDiffers, load_policy
 
         policy = load_policy(path)
         try:

@@ -17,12 +17,12 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, ObservationPart, PathKey
 from asyncrl.envs.tensors import ChoicesToOneHot, LeafToEnv
+from asyncrl.inference.policy import ExportDiffers
 from asyncrl.models.activations import tanh_
 from asyncrl.models.actor_critic import ForwardResult
 from asyncrl.models.distributions import ActionDistribution, Deterministic, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.factory import ActingModel
-from asyncrl.policy import ExportDiffers
 
 ExportFormat = Literal["onnx", "torch_export"]
 RTOL, ATOL = 1e-5, 1e-5

@@ -9,7 +9,7 @@ from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.contrib.hindsight.goals import desired_goal_place
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.checkpoint import SavedReplay
+from asyncrl.storage.checkpoint import SavedReplay
 
 
 def goal_specs(num_goals: int, spec: EnvSpec, rows: tuple[int, ...]) -> list[ArraySpec]:

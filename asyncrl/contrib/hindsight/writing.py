@@ -24,11 +24,11 @@ from asyncrl.contrib.hindsight.goals import ACHIEVED_GOAL, COMPUTE_REWARD, COMPU
 from asyncrl.contrib.hindsight.stripes import GoalStripes
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import find_method
+from asyncrl.processes.seeding import derive_seed
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.sinks import Place, StripeSink
-from asyncrl.runtime.seeding import derive_seed
 
-_STREAM = 10  # see `asyncrl.runtime.seeding.Stream`
+_STREAM = 10  # see `asyncrl.processes.seeding.Stream`
 
 
 class GoalStep(NamedTuple):

@@ -18,9 +18,9 @@ from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.contrib.hub import repository as hub
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR
-from asyncrl.runtime.run_folder import MARKER, RunFolder, checked_run_path, shown_path
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import TRAIN_DIR
+from asyncrl.storage.run_folder import MARKER, RunFolder, checked_run_path, shown_path
 
 
 class _Options(BaseModel):

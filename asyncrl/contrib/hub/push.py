@@ -25,9 +25,9 @@ from asyncrl.config.value_types import GivenPath
 from asyncrl.contrib.hub import repository as hub
 from asyncrl.contrib.hub.model_card import format_card
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, checkpoint_folders, find_checkpoint_of, find_run
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import TRAIN_DIR, checkpoint_folders, find_checkpoint_of, find_run
+from asyncrl.storage.run_folder import RunFolder
 
 
 class _Options(BaseModel):
@@ -178,7 +178,7 @@ def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
 
     from asyncrl.evaluation.episodes import evaluate
     from asyncrl.evaluation.team import load_team
-    from asyncrl.policy import load_policy
+    from asyncrl.inference.policy import load_policy
 
     torch.set_num_threads(1)
     policy = load_policy(path)

@@ -22,8 +22,8 @@ from typing import Any
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.settings import read_saved_values
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.run_folder import MARKER
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.run_folder import MARKER
 
 SCHEME = "hf://"
 CARD, PLOT, VIDEO, RESULTS = "README.md", "training.png", "replay.mp4", "results.json"

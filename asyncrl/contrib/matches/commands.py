@@ -14,9 +14,9 @@ from asyncrl.contrib.matches.play import MatchResult, RandomPlayer, make_team, p
 from asyncrl.evaluation.comparison import aligned
 from asyncrl.evaluation.episodes import Player
 from asyncrl.evaluation.team import Team, load_players, same_spaces
-from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime.locating import find_checkpoint
-from asyncrl.runtime.run_folder import as_folder_name
+from asyncrl.inference.policy import Policy, load_policy
+from asyncrl.storage.locating import find_checkpoint
+from asyncrl.storage.run_folder import as_folder_name
 
 if TYPE_CHECKING:
     from asyncrl.commands import enjoy

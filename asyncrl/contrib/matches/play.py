@@ -19,9 +19,9 @@ from asyncrl.envs.actions import ActionAdapter, can_squash
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import MakeEnv, Player, evaluate
 from asyncrl.evaluation.team import Team
+from asyncrl.inference.policy import Policy
 from asyncrl.models.distributions import make_distribution
 from asyncrl.models.uniform import UniformPolicy
-from asyncrl.policy import Policy
 
 _Z_975 = 1.959964
 

@@ -24,7 +24,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.fixed_settings import digest_of_fixed
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.population.turns import Member
-from asyncrl.runtime.run_folder import replacing, run_path
+from asyncrl.storage.run_folder import replacing, run_path
 
 _STALE_PERIODS = 3
 _LEAST_STALE_S = 60.0

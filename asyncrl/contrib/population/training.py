@@ -29,11 +29,11 @@ from asyncrl.contrib.population.history import HISTORY
 from asyncrl.contrib.population.settings import PopulationSettings
 from asyncrl.contrib.population.shared_folder import SharedFolder
 from asyncrl.contrib.population.turns import SHAPING, Member, PopulationRules, Turn
-from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.checkpoint import load_state
-from asyncrl.runtime.run_folder import replacing, write_text_atomically
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.observers.status import Record
+from asyncrl.processes.seeding import Stream, derive_seed
+from asyncrl.storage.checkpoint import load_state
+from asyncrl.storage.run_folder import replacing, write_text_atomically
 
 _RETURN = "rollout/ep_rew_mean"
 _DEFAULT_OBJECTIVE = PopulationSettings.model_fields["pbt_target_objective"].default

@@ -19,9 +19,9 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import FloatArray, WorkerState
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
 from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout
-from asyncrl.monitoring.reports import Report
+from asyncrl.observers.reports import Report
+from asyncrl.processes.children import RunFailed
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import RunFailed
 
 BATCH_BYTES = 1 << 20
 """Slots and rows are joined up to about this size while all requests for batches are being answered."""

@@ -34,10 +34,10 @@ from asyncrl.contrib.ray_pools.ends import ends_of
 from asyncrl.contrib.ray_pools.pool import PoolStart
 from asyncrl.contrib.ray_pools.sent_rows import pool_specs
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
-from asyncrl.monitoring.reports import Report
+from asyncrl.observers.reports import Report
+from asyncrl.processes.children import RunFailed
+from asyncrl.processes.reporting import ReportSender
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import RunFailed
-from asyncrl.runtime.reporting import ReportSender
 
 WAIT_S = 0.01
 SILENCE_S = 60.0

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from asyncrl.contrib.ray_pools.pool import Pool, PoolStart
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 NUM_REQUESTS = 4
 """Requests for batches that are under way at a time: what is ready is joined when all of them are being answered."""

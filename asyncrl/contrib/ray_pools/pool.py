@@ -38,11 +38,11 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools.batches import Batch, Payload
 from asyncrl.contrib.ray_pools.ends import ends_of
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import Report, RolloutReport
+from asyncrl.observers.reports import Report, RolloutReport
+from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, explain, process_context
+from asyncrl.processes.torchrun import RankAddress
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed, explain, process_context
-from asyncrl.runtime.torchrun import RankAddress
 
 TAKE_S = 0.5
 WATCH_S = 0.2

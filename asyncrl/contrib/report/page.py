@@ -31,8 +31,8 @@ from asyncrl.config.flags import format_value
 from asyncrl.config.settings import all_settings
 from asyncrl.contrib.report import charts
 from asyncrl.evaluation.episodes import ci95_of
-from asyncrl.monitoring.summary import UNKNOWN, duration
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.observers.summary import UNKNOWN, duration
+from asyncrl.storage.run_folder import RunFolder
 
 _EACH_RUN = re.compile(".+", re.DOTALL)
 _MOST_VIDEO_BYTES = 4 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.config.errors import UsageError
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import run_of
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import run_of
 
 POOL = "self_play"
 """Folder of the pool, in the run's folder."""

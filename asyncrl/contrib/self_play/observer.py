@@ -8,8 +8,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.self_play.mapping import MatchRecord
 from asyncrl.contrib.self_play.members import POOL
 from asyncrl.contrib.self_play.settings import SelfPlaySettings
-from asyncrl.monitoring.reports import LearnerReport, Report, RolloutReport
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.reports import LearnerReport, Report, RolloutReport
 
 if TYPE_CHECKING:  # they need torch
     from asyncrl.contrib.self_play.pool import SelfPlayPool

@@ -25,11 +25,11 @@ from asyncrl.contrib.self_play.mapping import MatchRecord
 from asyncrl.contrib.self_play.settings import SelfPlaySettings
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError
-from asyncrl.runtime.own_settings import with_own_settings
-from asyncrl.runtime.run_folder import write_text_atomically
+from asyncrl.storage import checkpoint
+from asyncrl.storage.checkpoint import Checkpoint, CheckpointError
+from asyncrl.storage.run_folder import write_text_atomically
 
 INITIAL_ELO = 1200.0
 K_FACTOR = 16.0

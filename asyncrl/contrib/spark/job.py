@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from asyncrl.config.flags import ExtraFlag, split_flags
 from asyncrl.config.settings import all_settings, read_mapping
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 _MODULE = "asyncrl.train"
 _NUM_LAST_LINES = 20
@@ -143,7 +143,7 @@ def _run_command(flags: Iterable[str], environment: Mapping[str, str]) -> tuple[
     """Runs the training command, which ends with this process; returns its exit code and its last lines."""
     lifeline, commands_end = socket.socketpair()
     descriptors = (commands_end.fileno(), lifeline.fileno())
-    command = [sys.executable, "-m", "asyncrl.runtime.owned", *map(str, descriptors), "all", _MODULE, *flags]
+    command = [sys.executable, "-m", "asyncrl.processes.owned", *map(str, descriptors), "all", _MODULE, *flags]
     last: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
     try:
         with subprocess.Popen(

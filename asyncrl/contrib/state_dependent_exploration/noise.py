@@ -13,7 +13,7 @@ from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.state_dependent_exploration.settings import StateDependentSettings
 from asyncrl.models.arrays import FloatArray
-from asyncrl.runtime.seeding import Stream, derive_seed
+from asyncrl.processes.seeding import Stream, derive_seed
 
 if TYPE_CHECKING:
     from asyncrl.contrib.state_dependent_exploration.models import StateDependentActorCritic, StateDependentSacActor

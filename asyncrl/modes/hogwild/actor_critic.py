@@ -18,10 +18,10 @@ from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.shared_tensors import ReturnUnits
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
+from asyncrl.inference.acting import Act
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore, clip_gradient
-from asyncrl.models.acting import Act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import read_block
 from asyncrl.modes.hogwild.staleness import StalenessMeter

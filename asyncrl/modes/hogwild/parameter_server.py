@@ -27,7 +27,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.modes.hogwild.actor_critic import ServerActorCritic
 from asyncrl.modes.hogwild.storage import SharedStorage
-from asyncrl.monitoring.reports import LearnerReport, Phase, PhaseTimer, busy_s
+from asyncrl.observers.reports import LearnerReport, Phase, PhaseTimer, busy_s
 
 _PUBLISH_EVERY_S = 0.2
 _SETTLE_S = 2.0

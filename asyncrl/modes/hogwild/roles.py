@@ -26,12 +26,12 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import acting_seed
+from asyncrl.inference.acting import make_act
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import LearnerWorker, WeightsPublisher
-from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_model
 from asyncrl.models.sac import SacActor
@@ -52,16 +52,16 @@ from asyncrl.modes.hogwild.worker import (
 )
 from asyncrl.modes.learner_parts import LearnerParts
 from asyncrl.modes.roles import Exchange, Roles, Worker
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.memory import keep_freed_memory
+from asyncrl.processes.own_settings import own_settings, with_own_settings
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import HostEnvGroup
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.sinks import SlotSink, StripeSink
 from asyncrl.rollout.worker import Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.memory import keep_freed_memory
-from asyncrl.runtime.own_settings import own_settings, with_own_settings
+from asyncrl.storage import checkpoint
 
 _POLL_S = 0.01
 _CPU = torch.device("cpu")

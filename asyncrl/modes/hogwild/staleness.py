@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor
-from asyncrl.monitoring.reports import Staleness
+from asyncrl.observers.reports import Staleness
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 2e-5, 2e-3
 

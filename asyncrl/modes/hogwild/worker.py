@@ -28,19 +28,19 @@ from asyncrl.buffers.replay import ReplayLimiter
 from asyncrl.buffers.shared_tensors import GlobalClock
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
+from asyncrl.inference.acting import Act
 from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.models.acting import Act
 from asyncrl.models.exploration import Exploration
 from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.staleness import StalenessMeter
-from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SampleAges
+from asyncrl.observers.reports import Phase, PhaseTimer, RolloutReport, SampleAges
+from asyncrl.processes.own_settings import own_settings, with_own_settings
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, Split
-from asyncrl.runtime.own_settings import own_settings, with_own_settings
 
 _SLOT = 0
 

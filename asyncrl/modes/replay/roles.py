@@ -17,11 +17,11 @@ from asyncrl.learner.worker import LearnerWorker
 from asyncrl.modes.learner_parts import LearnerParts, build_replay_loop
 from asyncrl.modes.replay.mode import replay_of
 from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.rollout.worker import RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.checkpoint import load
-from asyncrl.runtime.own_settings import with_own_settings
+from asyncrl.storage.checkpoint import load
 
 
 class ReplayRoles(Roles):

@@ -13,18 +13,18 @@ from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.envs.factory import acting_seed
+from asyncrl.inference.acting import ActingPolicy
+from asyncrl.inference.acting_policies import ActingPolicies
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.policy_source import PolicySource
 from asyncrl.learner.worker import LearnerWorker
-from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
 from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.rollout.sinks import PooledSlots, SlotSink
 from asyncrl.rollout.worker import RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.own_settings import with_own_settings
 
 
 class SlotPoolRoles(Roles):

@@ -22,10 +22,10 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
 from asyncrl.learner.dataset import places_of
 from asyncrl.models.encoders import split_tensor
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
 from asyncrl.rollout.vector_env_group import RowFlags, begins_episode, row_flags
-from asyncrl.runtime.own_settings import with_own_settings
 
 
 class EpisodeEnds(NamedTuple):

@@ -27,10 +27,10 @@ from asyncrl.evaluation.episodes import MOST_STEPS, EvaluationResult, endless_ep
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedTeam
 from asyncrl.models.actor_critic import ActResult
 from asyncrl.modes.tensors.env_group import EpisodeEnds, TensorEnvGroup, TensorStep
-from asyncrl.monitoring.reports import EvaluationFailed, Report
+from asyncrl.observers.reports import EvaluationFailed, Report
+from asyncrl.processes.own_settings import with_own_settings
+from asyncrl.processes.seeding import Stream, derive_seed
 from asyncrl.rollout.failures import EnvironmentTrouble
-from asyncrl.runtime.own_settings import with_own_settings
-from asyncrl.runtime.seeding import Stream, derive_seed
 
 _LOOK_EVERY = 16  # steps: to see whether the episodes have ended, the host waits for the device
 

@@ -11,7 +11,7 @@ import torch
 from asyncrl.buffers.replay import UNKNOWN_VERSION, ReplayStripes, rows_per_stripe
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.spec import EnvSpec, stored_action
-from asyncrl.runtime.checkpoint import SavedReplay
+from asyncrl.storage.checkpoint import SavedReplay
 
 
 class DeviceReplay(ReplayStripes):

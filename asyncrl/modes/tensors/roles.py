@@ -21,7 +21,7 @@ from asyncrl.modes.tensors.evaluation import EvaluatingGroup, SimulatorEvaluatio
 from asyncrl.modes.tensors.replay import DeviceReplay
 from asyncrl.modes.tensors.worker import DeviceReplayWorker, DeviceWorker
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.checkpoint import load
+from asyncrl.storage.checkpoint import load
 
 _ONE_PROCESS = "environments of tensors run in one process only"
 

@@ -22,19 +22,19 @@ from asyncrl.buffers.layout import trajectory_fields
 from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.envs.spec import EnvSpec, ObservationLayout
+from asyncrl.inference.acting import eval_mode
 from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.models.acting import eval_mode
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.exploration import ActionNoise
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.modes.tensors.env_group import TensorEnvGroup
 from asyncrl.modes.tensors.replay import DeviceReplay
-from asyncrl.monitoring.reports import LagMetrics, Phase, PhaseTimer
+from asyncrl.observers.reports import LagMetrics, Phase, PhaseTimer
+from asyncrl.processes.own_settings import own_settings, with_own_settings
 from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
-from asyncrl.runtime.own_settings import own_settings, with_own_settings
 
 
 class DeviceWorker(RolloutWorkerBase):

@@ -18,11 +18,11 @@ from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.worker import LearnerWorker
 from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
 from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
-from asyncrl.monitoring.reports import PhaseTimer
+from asyncrl.observers.reports import PhaseTimer
+from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.rollout.sinks import GrantedSlots, SlotSink
 from asyncrl.rollout.worker import RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.own_settings import with_own_settings
 
 
 class TrajectoryRoles(Roles):

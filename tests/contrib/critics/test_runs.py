@@ -16,12 +16,12 @@ from transitions import BOX, CPU, draw
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.critics.block_network import BatchRenorm
+from asyncrl.inference.policy import load_policy
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor
-from asyncrl.policy import load_policy
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from asyncrl.config.loading import load
-from asyncrl.runtime.run_folder import RunFolder, find_saved_config
+from asyncrl.storage.run_folder import RunFolder, find_saved_config
 
 
 def main() -> int:

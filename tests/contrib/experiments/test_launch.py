@@ -23,8 +23,8 @@ from asyncrl.contrib.experiments.launch import Launch
 from asyncrl.contrib.experiments.launch_command import main
 from asyncrl.contrib.experiments.ownership import Owner
 from asyncrl.contrib.experiments.runs import PlannedRun, changed_settings
-from asyncrl.runtime.checkpoint import Checkpoint, save
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage.checkpoint import Checkpoint, save
+from asyncrl.storage.run_folder import RunFolder
 
 GRID = """
 settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}

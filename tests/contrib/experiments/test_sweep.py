@@ -22,7 +22,7 @@ from asyncrl.contrib.experiments.study import Definition, Result, Study, define,
 from asyncrl.contrib.experiments.sweep import RunningTrial, Sweep
 from asyncrl.contrib.experiments.sweep_command import main
 from asyncrl.contrib.experiments.sweep_results import Candidate, best_settings, report, write_best
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.storage.run_folder import RunFolder
 
 optuna = pytest.importorskip("optuna")
 pytest.importorskip("cmaes")

@@ -25,9 +25,9 @@ from asyncrl.contrib.export import command, exported
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
+from asyncrl.inference.policy import Policy
 from asyncrl.models.factory import make_acting_model
-from asyncrl.policy import Policy
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 IMAGE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
 RNN = {"use_rnn": True, "rnn_size": 16}

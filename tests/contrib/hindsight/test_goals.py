@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_helper import assert_same_training, mean_return, run
 
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -24,7 +24,7 @@ from asyncrl.envs.spaces import read_spec, spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.failures import EnvironmentCallFailed
 from asyncrl.rollout.worker import Split
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 Steps = Sequence[float | Exception | None]
 

@@ -21,8 +21,8 @@ from asyncrl import TrainConfig, Trainer, UsageError, load_policy
 from asyncrl import evaluate as evaluate_command
 from asyncrl.contrib.hub import pull, push
 from asyncrl.contrib.hub import repository as addresses
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import ForeignCheckpointError
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.checkpoint import ForeignCheckpointError
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

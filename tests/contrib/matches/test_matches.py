@@ -18,11 +18,11 @@ from asyncrl.enjoy import main as enjoy
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec, spec_of_spaces
 from asyncrl.evaluate import main
+from asyncrl.inference.policy import Policy, load_policy
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.policy import Policy, load_policy
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint
-from asyncrl.runtime.run_folder import MARKER
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.checkpoint import Checkpoint
+from asyncrl.storage.run_folder import MARKER
 
 
 @pytest.fixture

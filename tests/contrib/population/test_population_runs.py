@@ -13,8 +13,8 @@ import pytest
 from command import Command
 
 import asyncrl
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.locating import policy_folder
+from asyncrl.storage import checkpoint
+from asyncrl.storage.locating import policy_folder
 
 GAMES: dict[str, Any] = {
     "num_workers": 2,

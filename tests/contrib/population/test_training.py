@@ -26,8 +26,8 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.population import training
 from asyncrl.contrib.population.training import PopulationTraining
-from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run, StartPoint
+from asyncrl.observers.status import Record
 
 PBT = {"with_pbt": True, "pbt_start_mutation": 500, "pbt_period_env_steps": 100, "pbt_mutation_rate": 0.5}
 

@@ -27,8 +27,8 @@ from asyncrl.contrib.ray_pools.sent_rows import RowReceiver
 from asyncrl.contrib.ray_pools.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.modes.choice import arena_specs
+from asyncrl.processes.children import RunFailed
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import RunFailed
 
 AHEAD_S = 1000.0
 """How far the clock of the pool's machine is ahead."""

@@ -13,7 +13,7 @@ from contrib.ray_pools import ray_cluster
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools import connection, pool
 from asyncrl.contrib.ray_pools.connection import RayConnection, find_problem
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.processes.children import RunFailed
 
 
 def problem(address: str) -> str | None:

@@ -26,10 +26,10 @@ from run_helper import FinishedRun, run
 from asyncrl.buffers.shared_tensors import saved_worker_steps
 from asyncrl.config.plan import PLACES_OF_A_WORKER
 from asyncrl.contrib.ray_pools.sent_rows import rows_in_flight
-from asyncrl.monitoring.reports import RestartReport
-from asyncrl.policy import load_policy
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.inference.policy import load_policy
+from asyncrl.observers.reports import RestartReport
+from asyncrl.processes.children import RunFailed
+from asyncrl.storage import checkpoint
 
 pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(480)]
 

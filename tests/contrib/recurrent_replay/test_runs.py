@@ -14,7 +14,7 @@ from asyncrl.contrib.recurrent_replay.learner import RecurrentSacLearner
 from asyncrl.contrib.recurrent_replay.sampler import Sequences
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

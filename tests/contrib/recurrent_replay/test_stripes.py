@@ -13,7 +13,7 @@ from small_runs import BOX, ScriptedEnv
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.acting import ActingPolicy
+from asyncrl.inference.acting import ActingPolicy
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.rollout.env_group import EnvGroup

@@ -11,8 +11,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.self_play import pool
 from asyncrl.modes.choice import mode_of
 from asyncrl.modes.slot_pools.mode import SLOT_POOLS
-from asyncrl.monitoring.metrics import describe
 from asyncrl.observers import dashboard
+from asyncrl.observers.metrics import describe
 
 MACHINE = Machine(cores=2)
 

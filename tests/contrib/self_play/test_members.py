@@ -9,8 +9,8 @@ import pytest
 from bit_players import checkpoint_of
 
 from asyncrl.evaluate import main
-from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.run_folder import MARKER
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.run_folder import MARKER
 
 pytest.importorskip("asyncrl.contrib.matches")
 

@@ -20,9 +20,9 @@ from asyncrl.contrib.self_play.mapping import MatchRecord
 from asyncrl.contrib.self_play.pool import SelfPlayPool, elo_change
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
-from asyncrl.policy import load_policy
+from asyncrl.inference.policy import load_policy
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 ENV = "agent_envs:duel"
 

@@ -19,11 +19,11 @@ from asyncrl import RunResult, TrainConfig, Trainer
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
+from asyncrl.inference.policy import load_policy
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.policy import load_policy
-from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint
+from asyncrl.storage import checkpoint
+from asyncrl.storage.checkpoint import Checkpoint
 from asyncrl.validate import main as validate
 
 pytestmark = [pytest.mark.timeout(120)]

@@ -6,7 +6,7 @@ The argument `CODE RANK ATTEMPTS`: that rank ends with the code in its first att
 import os
 import sys
 
-from asyncrl.runtime.torchrun import take_rank
+from asyncrl.processes.torchrun import take_rank
 
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"].partition(".")[0])
 address = take_rank(os.environ)

@@ -16,8 +16,8 @@ import pytest
 from unavoidable import PREFIX
 
 from asyncrl.contrib.spark import job
-from asyncrl.policy import load_policy
-from asyncrl.runtime.processes import RunFailed
+from asyncrl.inference.policy import load_policy
+from asyncrl.processes.children import RunFailed
 
 needs_spark = pytest.mark.skipif(
     shutil.which("java") is None or importlib.util.find_spec("pyspark") is None,

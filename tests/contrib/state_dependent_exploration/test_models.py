@@ -20,10 +20,10 @@ from asyncrl.contrib.state_dependent_exploration.models import (
 from asyncrl.contrib.state_dependent_exploration.noise import HeldNoise, StateDependentExploration
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.inference.acting import make_act
+from asyncrl.inference.device_acting import DeviceActor
 from asyncrl.learner.sac import SacLearner
-from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.device_acting import DeviceActor
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor

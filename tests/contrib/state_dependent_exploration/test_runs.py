@@ -10,7 +10,7 @@ import pytest
 from run_helper import FinishedRun, assert_same_training, mean_return, run
 from runs.test_sac import SAC
 
-from asyncrl.runtime import checkpoint
+from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

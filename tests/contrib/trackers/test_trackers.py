@@ -21,7 +21,7 @@ from asyncrl.contrib.trackers.mlflow import MlflowRun
 from asyncrl.observers import trackers
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.trackers import RESUMED_AT, TrackedRunInfo, Tracker
-from asyncrl.runtime.checkpoint import latest, saved_env_steps
+from asyncrl.storage.checkpoint import latest, saved_env_steps
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {

@@ -1,0 +1,178 @@
+"""A trained policy, loaded from a checkpoint without its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncrl.config.algorithms import imported
+from asyncrl.config.errors import ConfigError, UsageError
+from asyncrl.config.hooks import hooks
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.observations import ObservationCodec
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.factory import ActingModel, make_acting_model
+from asyncrl.processes.forks import use_one_thread_in_a_fork
+from asyncrl.processes.own_settings import own_settings, with_own_settings
+from asyncrl.storage import checkpoint as checkpoints
+from asyncrl.storage.locating import find_checkpoint
+
+Which = Literal["newest", "best"]
+WritePolicy = Callable[[ActingModel, EnvSpec, TrainConfig, Path, str], float]
+"""Writes a policy to a file of the named format, and returns and raises what `Policy.export` does."""
+
+
+class ExportDiffers(Exception):
+    """A file was written, but does not compute what the policy computes."""
+
+
+class Policy:
+    """A trained policy: from observations to actions in the form that `env.step` takes. `load_policy` makes it.
+
+    Attributes:
+        spec: spaces of the environment that it was trained on.
+        config: settings that it was trained with.
+    """
+
+    def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
+        """Takes a model with its statistics, on its device; `seed` is for sampled actions."""
+        self.spec = spec
+        self.config = config
+        self._model = model
+        self._device = model.statistics.device
+        self._adapter = ActionAdapter(spec, config.action_mapping)
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._codec = ObservationCodec(spec.observation, unread=config.critic_only_keys)
+        self._state: npt.NDArray[np.float32] | None = None
+
+    def act(self, obs: Any, deterministic: bool = False) -> Any:
+        """Chooses actions. A recurrent policy keeps its state between calls: call `reset` where an episode begins.
+
+        Args:
+            obs: one observation, or B observations as a vectorized environment returns them (B is the first axis of
+                every part). The parts that only the critic has seen in training (`critic_only_keys`) are not read.
+            deterministic: take the most likely action instead of sampling one.
+
+        Returns:
+            What the environment's `step` takes: one action for one observation; for B observations an array whose first
+            axis is B, or a list of B actions if they are Dict or Tuple.
+
+        Raises:
+            ValueError: the observations have the wrong shape, or their number differs from the previous call's.
+        """
+        with own_settings():
+            rows = self._rows_of(obs)
+        batch = np.atleast_2d(rows)
+        state = self.initial_state(len(batch)) if self._state is None else self._state
+        if len(state) != len(batch):
+            raise ValueError(
+                f"the policy acts in {len(state)} environments, got {len(batch)} observations: call reset() first"
+            )
+        actions, after = self.step(batch, state, deterministic)
+        if self._model.rnn_state_size > 0:
+            self._state = after
+        return actions[0] if rows.ndim == 1 else actions
+
+    def reset(self, which: npt.ArrayLike | None = None) -> None:
+        """Starts new episodes, in all environments or in those where the mask `which: [B] bool` is true.
+
+        Only recurrent policies need this.
+        """
+        if which is None:
+            self._state = None
+        elif self._state is not None:
+            self._state[np.asarray(which, dtype=np.bool_)] = 0.0
+
+    def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
+        """Returns the recurrent states `[num_envs, S]` at the start of episodes, for `step`."""
+        return np.zeros((num_envs, self._model.rnn_state_size), dtype=np.float32)
+
+    def step(
+        self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
+    ) -> tuple[Any, npt.NDArray[np.float32]]:
+        """Chooses actions for encoded observations, with recurrent states that the caller keeps.
+
+        Args:
+            rows: [B, row_size], see `asyncrl.envs.observations.ObservationCodec`.
+            state: [B, S], recurrent states before these observations.
+            deterministic: see `act`.
+
+        Returns:
+            The actions, as `act` returns them, and the recurrent states `[B, S]` after the observations.
+        """
+        with own_settings():
+            before = torch.from_numpy(state).to(self._device)
+            result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
+        return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(result.rnn_state.cpu().numpy())
+
+    def export(self, path: str | Path, format: str = "onnx") -> float:
+        """Writes the policy to one file that runs without asyncrl (`docs/export.md`), and checks the file.
+
+        Args:
+            path: the file; an existing one is replaced.
+            format: `onnx`, or `torch_export` for `torch.export.load`.
+
+        Returns:
+            The largest difference of a parameter of the action distributions, on random observations.
+
+        Raises:
+            UsageError: the format is unknown, a package is missing, the file cannot be written, or the model cannot be
+                exported.
+            asyncrl.inference.policy.ExportDiffers: the file computes something else.
+        """
+        formats = hooks("FORMATS")
+        if format not in formats:
+            expected = f"expected one of {', '.join(formats)}" if formats else "no format is installed"
+            raise UsageError(f"There is no format {format!r}: {expected}.")
+        write: WritePolicy = imported(formats[format][0])
+        with own_settings():
+            return write(self._model, self.spec, self.config, Path(path), format)
+
+    def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
+        """Encodes one observation as `[row_size]`, or several as `[B, row_size]`."""
+        layout = self.spec.observation
+        has_tuples = any(part.path and isinstance(part.path[0], int) for part in layout.parts)
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict) and not has_tuples:
+            raise ValueError("expected observations, got (observation, info) of env.reset(): pass its first element")
+        if layout.is_vector:
+            rows = np.asarray(obs, dtype=np.float32)
+            size = layout.row_size
+            if rows.ndim not in (1, 2) or rows.shape[-1] != size:
+                raise ValueError(f"expected observations of shape ({size},) or (B, {size}), got {rows.shape}")
+            return rows
+        num_envs = self._codec.batch_size(obs)
+        shape = (layout.row_size,) if num_envs is None else (num_envs, layout.row_size)
+        rows = np.zeros(shape, dtype=layout.row_dtype)
+        if num_envs is None:
+            self._codec.write(obs, rows)
+        else:
+            self._codec.write_batch(obs, rows)
+        return rows
+
+
+@with_own_settings
+def load_policy(
+    path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0, policy: int = 0
+) -> Policy:
+    """See `asyncrl.load_policy`."""
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise UsageError(f"Device {device} is not possible: expected cpu, cuda or cuda:N.")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"Device {device} is not possible: PyTorch finds no CUDA device. Use cpu.")
+    use_one_thread_in_a_fork()
+    found = find_checkpoint(path, which, policy_idx=policy)
+    content = checkpoints.load(found)
+    try:
+        config = TrainConfig.from_saved(content.state["config"])
+        spec = EnvSpec.from_data(content.state["spec"])
+        model = make_acting_model(spec, config)
+        model.load_state_dict(dict(content.model))
+    except (KeyError, TypeError, ConfigError, RuntimeError) as error:
+        raise UsageError(f"Checkpoint {found} holds no usable policy: {str(error).rstrip('.')}.") from error
+    return Policy(model.to(device).eval(), spec, config, seed)

@@ -1,1 +1,0 @@
-"""Processes of a run, its folder and checkpoints, its ranks, and the environment in which it runs."""

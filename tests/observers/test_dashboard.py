@@ -1,0 +1,428 @@
+"""The dashboard: what it shows at which size, when it is chosen, its key, and the terminal that it gives back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import pty
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.observers import dashboard
+from asyncrl.observers.dashboard import Board, Usage, number, sparkline
+from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.progress import ProgressBar, choose_mode
+from asyncrl.observers.reports import Phase
+from asyncrl.observers.status import Record, Status
+
+STATUS = Status(
+    env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_of_record=True
+)
+SCALARS = {
+    "rollout/ep_rew_mean": 123.4,
+    "rollout/ep_len_mean": 88.0,
+    "time/time_elapsed": 65.0,
+    "train/value_loss": 0.0625,
+    "train/approx_kl": 0.00712,
+    "lag/mean": 17.3,
+    "perf/env_failures": 2.0,
+    "perf/restarts": 0.0,
+    "episode_extra_stats/goals": 3.25,
+}
+SIZES = [(80, 24), (200, 50)]
+
+
+def make_run(tmp_path: Path, **settings: Any) -> Run:
+    run = Run([])
+    run.config = TrainConfig(env="CartPole-v1", **settings)
+    run.plan = resolve(run.config, Machine(cores=2))
+    run.folder = tmp_path / "my_run"
+    run.phase_shares = {
+        ("rollout", Phase.STEP): 0.62,
+        ("rollout", Phase.WAIT_SLOTS): 0.38,
+        ("learner", Phase.TRAIN): 1.0,
+    }
+    return run
+
+
+class FixedUsage(Usage):
+    def rows(self) -> list[tuple[str, str]]:
+        return [("cores in use", "1.7 of 2"), ("memory", "0.9 GiB")]
+
+
+def drawn(board: Board, width: int, height: int) -> list[str]:
+    """The rows of a terminal of this size, without colours."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, height=height, color_system=None, legacy_windows=False)
+    console.print(board.render(width - 1, height - 1))
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_shows_the_figures_of_the_run_and_fits_the_terminal(tmp_path: Path, size: tuple[int, int]) -> None:
+    board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
+    board.note_status(STATUS)
+    board.note_record(Record(20_000, {**SCALARS, "rollout/ep_rew_mean": 100.0, "time/time_elapsed": 45.0}))
+    board.note_record(Record(25_000, SCALARS))
+    board.note_record(Record(25_000, {"eval/mean_reward": 5.0}))  # an evaluation's record has no other figures
+    rows = drawn(board, *size)
+    assert len(rows) < size[1] and max(map(len, rows)) < size[0]
+    text = "\n".join(rows)
+    expected = (
+        *("CartPole-v1, ppo, my_run", "25,000 of 100,000 steps (25.0 %)", "1:05 min elapsed", "3:15 min left"),
+        *("1,234 steps/s", "123.4", "+23.4 in 20 s", "88.0", "+0 in 20 s"),
+        *("value loss", "0.062", "KL divergence", "0.007", "lag, versions", "17.3"),
+        *("rollout step", "62%", "rollout wait for slots", "38%", "learner train", "100%"),
+        *("goals", "3.2", "environment failures", "1.7 of 2", "0.9 GiB"),
+    )
+    assert [part for part in expected if part not in text] == []
+    assert "restarts" not in text, "what did not happen takes no row"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_of_several_policies_has_a_row(tmp_path: Path, size: tuple[int, int]) -> None:
+    board = Board(make_run(tmp_path, num_policies=3), FixedUsage(uses_gpu=False))
+    board.note_status(STATUS)
+    of_policies = {f"policy_{idx}/rollout/ep_rew_mean": 10.5 + idx for idx in range(3)}
+    losses = {"policy_1/train/value_loss": 0.125, "policy_2/train/approx_kl": 0.0345}
+    board.note_record(Record(25_000, {**SCALARS, **of_policies, **losses}))
+    rows = drawn(board, *size)
+    assert len(rows) < size[1]
+    first = next(idx for idx, row in enumerate(rows) if row.startswith("policy "))
+    assert rows[first].split() == ["policy", "return", "value", "loss", "KL"]
+    assert [row.split() for row in rows[first + 1 : first + 4]] == [
+        ["0", "10.5", "-", "-"], ["1", "11.5", "0.125", "-"], ["2", "12.5", "-", "0.035"],
+    ]  # fmt: skip
+
+
+CROWDED = {
+    **SCALARS,
+    **{f"train/{name}": 0.5 for name in ("policy_gradient_loss", "clip_fraction", "entropy", "std", "grad_norm")},
+    **{f"episode_extra_stats/own_{idx}": float(idx) for idx in range(30)},
+}
+
+
+@pytest.mark.parametrize("num_policies", [1, 2, 40])
+@pytest.mark.parametrize("height", [20, 24, 50])
+def test_no_block_takes_all_the_room_of_the_others(tmp_path: Path, num_policies: int, height: int) -> None:
+    run = make_run(tmp_path, num_policies=num_policies)
+    phases = (Phase.STEP, Phase.COPY, Phase.FORWARD, Phase.WAIT_SLOTS)
+    run.phase_shares = {(role, phase): 0.25 for role in ("rollout", "inference", "learner") for phase in phases}
+    board = Board(run, FixedUsage(uses_gpu=False))
+    board.note_status(STATUS)
+    of_policies = {f"policy_{idx}/rollout/ep_rew_mean": 1.0 for idx in range(num_policies) if num_policies > 1}
+    board.note_record(Record(25_000, {**CROWDED, **of_policies}))
+    rows = drawn(board, 80, height)
+    assert len(rows) < height
+    text = "\n".join(rows)
+    if height < 24 and num_policies > 1:
+        return  # the smallest terminal has no room for every block beside policies
+    assert ("more" in text) == (num_policies == 40)
+    expected = ("rollout", "policy loss", "goals", "environment failures", "cores in use")
+    assert [part for part in expected if part not in text] == []
+    assert num_policies > 1 or height < 24 or "learner" in text
+
+
+def test_before_the_first_record_it_says_what_the_run_does(tmp_path: Path) -> None:
+    board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
+    assert "starting" in "\n".join(drawn(board, 80, 24))
+    board.note_status(Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="collecting: 5 of 64 steps"))
+    assert "collecting: 5 of 64 steps" in "\n".join(drawn(board, 80, 24))
+
+
+def test_bars_and_numbers() -> None:
+    assert sparkline([0.0, 7.0, 3.5], 10) == "\u2581\u2588\u2585"
+    assert sparkline([0.0, 1.0, 0.0], 2, is_ascii=True) == "@."
+    assert sparkline([2.0, float("nan"), 2.0], 10, is_ascii=True) == ".."
+    assert sparkline([1.0], 0) == sparkline([], 5) == ""
+    assert [number(value) for value in (None, 0.0, 0.25, -0.00001, 12.345, 123456.7)] == [
+        "-", "0", "0.250", "-1.0e-05", "12.3", "123,457",
+    ]  # fmt: skip
+
+
+def test_usage_counts_this_process_and_its_children_and_reads_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '0, 87, 2048, 81920'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(Usage, "EVERY_S", 0.0)
+    usage = Usage(uses_gpu=True)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert int(dict(usage.rows())["processes"]) >= 2
+        deadline = time.monotonic() + 20.0
+        while "GPU 0" not in dict(usage.rows()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert dict(usage.rows())["GPU 0"] == "87 %, 2.0 of 80.0 GiB"
+        assert " of " in dict(usage.rows())["cores in use"]
+        tool.write_text("#!/bin/sh\necho '0, [N/A], [N/A], [N/A]'\n")  # a part of a GPU (MIG)
+        while "- %" not in dict(usage.rows())["GPU 0"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert dict(usage.rows())["GPU 0"] == "- %, - of - GiB"
+    finally:
+        child.communicate(b"\n")
+        usage.close()
+
+
+def test_a_query_that_no_signal_ends_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "_END_OF_QUERY_S", 0.01)
+    usage = Usage(uses_gpu=True)
+    usage._query = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, text=True)
+    query = usage._query
+    monkeypatch.setattr(query, "kill", lambda: None)  # as if it hung in the driver
+    usage.close()
+    assert query.poll() is None
+    monkeypatch.undo()
+    query.kill()
+    query.communicate()
+
+
+@pytest.mark.parametrize(
+    ("progress", "is_terminal", "term", "quiet", "is_serial", "expected"),
+    [
+        ("auto", True, "xterm", False, False, "dashboard"),
+        ("auto", True, "xterm", False, True, "lines"),
+        ("dashboard", True, "xterm", False, True, "dashboard"),
+        ("live", True, "xterm", False, False, "live"),
+        ("lines", True, "xterm", False, False, "lines"),
+        ("dashboard", False, "xterm", False, False, "lines"),
+        ("live", True, "dumb", False, False, "lines"),
+        ("dashboard", True, "xterm", True, False, "quiet"),
+    ],
+)
+def test_where_which_progress_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    progress: Any,
+    is_terminal: bool,
+    term: str,
+    quiet: bool,
+    is_serial: bool,
+    expected: str,
+) -> None:
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setenv("TERM", term)
+    assert choose_mode(progress, quiet, is_serial) == expected
+
+
+def started(run: Run, stream: io.StringIO, width: int = 100, lines: io.StringIO | None = None) -> ProgressBar:
+    """The dashboard of a run that has begun, on a terminal of this width with 30 rows."""
+    console = Console(file=stream, force_terminal=True, width=width, height=30, color_system=None)
+    progress = ProgressBar("dashboard", console=console, stream=lines)
+    run.add(progress)
+    run.notify(Observer.on_start)
+    return progress
+
+
+def shown_after(run: Run, progress: ProgressBar, stream: io.StringIO, keys: str = "") -> str:
+    """What is drawn for another status, after some keys."""
+    progress._keys = SimpleNamespace(pressed=lambda: keys, close=lambda: None)  # type: ignore[assignment]
+    start = len(stream.getvalue())
+    progress.on_status(run, STATUS)
+    return stream.getvalue()[start:]
+
+
+def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Path) -> None:
+    stream, run = io.StringIO(), make_run(tmp_path)
+    progress = started(run, stream)
+    progress.on_record(run, Record(25_000, SCALARS))
+    assert "KL divergence" in shown_after(run, progress, stream) and run.draws_on_terminal
+    assert "KL divergence" not in shown_after(run, progress, stream, "d")
+    assert "KL divergence" in shown_after(run, progress, stream, "xd")
+    assert "KL divergence" in shown_after(run, progress, stream, "dd")
+    start = len(stream.getvalue())
+    progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]
+    last = stream.getvalue()[start:]
+    assert "25,000 of 100,000 steps" in last and "KL divergence" not in last
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
+    assert not run.draws_on_terminal
+
+
+def test_a_small_terminal_has_the_line(tmp_path: Path) -> None:
+    stream, run = io.StringIO(), make_run(tmp_path)
+    progress = started(run, stream, width=79)
+    progress.on_record(run, Record(25_000, SCALARS))
+    shown = shown_after(run, progress, stream)
+    assert "25,000 of" in shown and "KL divergence" not in shown
+    progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_a_dashboard_that_fails_becomes_lines_and_the_run_continues(tmp_path: Path) -> None:
+    screen, lines, run = io.StringIO(), io.StringIO(), make_run(tmp_path)
+    progress = started(run, screen, lines=lines)
+    run.notify(Observer.on_status, STATUS)
+    assert progress._board is not None and run.draws_on_terminal
+    progress._board.render = lambda *size: 1 / 0  # type: ignore[assignment, return-value, method-assign]
+    run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_message, "the disk is full")
+    run.notify(Observer.on_end, SimpleNamespace())  # type: ignore[arg-type]
+    assert run.failure is None and not run.is_stopping and not run.draws_on_terminal
+    warning, *rest = lines.getvalue().splitlines()
+    assert warning.startswith("warning: progress is shown as lines from here on: ZeroDivisionError")
+    assert rest == [STATUS.text, STATUS.text, "the disk is full"]
+
+
+class Ascii(io.StringIO):
+    """A terminal that does not know the characters of a table."""
+
+    def write(self, text: str) -> int:
+        text.encode("ascii")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("ends_at_once", [True, False])
+def test_a_terminal_that_stops_taking_characters_does_not_end_the_run(tmp_path: Path, ends_at_once: bool) -> None:
+    lines, run = io.StringIO(), make_run(tmp_path)
+    progress = started(run, io.StringIO(), lines=lines)
+    run.notify(Observer.on_status, STATUS)
+    assert run.draws_on_terminal
+    progress._console.file = Ascii()
+    if not ends_at_once:
+        run.notify(Observer.on_status, STATUS)
+        assert "UnicodeEncodeError" in lines.getvalue()
+    run.notify(Observer.on_end, SimpleNamespace())  # type: ignore[arg-type]
+    assert run.failure is None and not run.is_stopping and not run.draws_on_terminal
+
+
+_RUN_ON_TERMINAL = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_dashboard import SCALARS, STATUS, make_run
+from asyncrl.observers.status import Record
+from asyncrl.observers.observer import Observer
+from asyncrl.observers.progress import ProgressBar
+if sys.argv[1] == "background":
+    os.setpgid(0, 0) if os.fork() == 0 else os.wait() and os._exit(0)
+run, progress = make_run(Path("runs")), ProgressBar()
+run.add(progress)
+run.notify(Observer.on_start)
+run.notify(Observer.on_record, Record(25_000, SCALARS))
+run.notify(Observer.on_status, STATUS)
+if sys.argv[1] == "raises":
+    progress._board.render = None
+    run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_end, None)
+elif sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+else:
+    run.notify(Observer.on_end, None)
+"""
+
+
+def on_terminal(case: str) -> tuple[str, bool]:
+    """What a process writes to a terminal that it controls, and whether the terminal reads by line afterwards."""
+    process_id, terminal = pty.fork()
+    if process_id == 0:
+        os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
+        here = str(Path(__file__).parent)
+        os.execv(sys.executable, [sys.executable, "-c", _RUN_ON_TERMINAL, case, here])
+    try:
+        written = b""
+        with contextlib.suppress(OSError):  # the end of a terminal, on Linux
+            while more := os.read(terminal, 65536):
+                written += more
+        os.waitpid(process_id, 0)
+        return written.decode(), is_by_line(terminal)
+    finally:
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("case", ["ends", "raises", "killed"])
+def test_the_terminal_has_its_cursor_however_the_run_ends_and_its_echo_unless_it_is_killed(case: str) -> None:
+    written, is_by_line_again = on_terminal(case)
+    assert "KL divergence" in written, written
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    assert is_by_line_again or case == "killed"  # a shell restores the modes of the terminal after a killed command
+
+
+def test_a_run_in_the_background_writes_lines_and_no_control_sequences() -> None:
+    written, is_still_by_line = on_terminal("background")
+    assert written.splitlines() == [STATUS.text] and is_still_by_line
+
+
+_CHILD = """
+import os, sys
+from asyncrl.observers.keys import Keys
+terminal = os.open(sys.argv[1], os.O_RDWR)  # the first one of a new session becomes its terminal
+if sys.argv[2] == "background":
+    os.setpgid(0, 0) if os.fork() == 0 else os.wait() and sys.exit(0)
+keys = Keys(terminal)
+print("switched", keys.pressed() == "", flush=True)
+sys.stdin.readline()
+print("pressed", repr(keys.pressed()), flush=True)
+if sys.argv[2] == "closes":
+    keys.close()
+print("end", flush=True)
+"""
+
+
+def is_by_line(descriptor: int) -> bool:
+    return bool(termios.tcgetattr(descriptor)[3] & termios.ICANON and termios.tcgetattr(descriptor)[3] & termios.ECHO)
+
+
+@pytest.mark.parametrize("case", ["closes", "background"])
+def test_keys_are_read_without_enter_and_only_in_the_foreground(case: str) -> None:
+    ours, theirs = os.openpty()
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, os.ttyname(theirs), case],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert child.stdin is not None and child.stdout is not None
+        assert child.stdout.readline() == "switched True\n"
+        is_in_foreground = case == "closes"
+        assert is_by_line(ours) is not is_in_foreground
+        os.write(ours, b"dx" if is_in_foreground else b"dx\n")
+        time.sleep(0.05)
+        said, _ = child.communicate("\n", timeout=30)
+        assert said.splitlines() == [f"pressed {'dx' if is_in_foreground else ''!r}", "end"]
+        assert child.returncode == 0, "it was not stopped by a signal of the terminal"
+        assert is_by_line(ours)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_without_a_terminal_nothing_is_read() -> None:
+    from asyncrl.observers.keys import Keys
+
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"d")
+        keys = Keys(reading)
+        assert keys.pressed() == ""
+        keys.close()
+        assert os.read(reading, 1) == b"d"
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_statuses_between_two_drawings_cost_nothing(tmp_path: Path) -> None:
+    stream, run = io.StringIO(), make_run(tmp_path)
+    progress = started(run, stream)
+    progress.on_status(run, STATUS)
+    before = len(stream.getvalue())
+    for _ in range(3):
+        progress.on_status(run, dataclasses.replace(STATUS, is_of_record=False))
+    assert len(stream.getvalue()) == before
+    progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]
