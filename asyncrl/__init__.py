@@ -61,7 +61,7 @@ _MODULES = {
     "EveryNTimesteps": "observers.callbacks",
     "Hyperparameters": "config.hyperparameters",
     "Observer": "observers.observer",
-    "Policy": "policy",
+    "Policy": "inference.policy",
     "ProgressBar": "observers.progress",
     "Run": "observers.observer",
     "RunFailed": "processes.children",
