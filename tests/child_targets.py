@@ -200,7 +200,7 @@ def _light_manager(folder: str) -> ProcessManager:
 
 
 def _report(number: int) -> Any:
-    return RolloutReport(number, 1.0, 0.5, 10, tuple(EpisodeRecord(1.0, 5, {"x": 2.0}) for _ in range(20)))
+    return RolloutReport(number, 1.0, 10, tuple(EpisodeRecord(1.0, 5, {"x": 2.0}) for _ in range(20)))
 
 
 def die_as_evaluation(setup: Any, build: Any, reports: ReportSender) -> None:

@@ -19,7 +19,7 @@ from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.inference.acting import ActingPolicy
 from asyncrl.inference.acting_policies import ActingPolicies
-from asyncrl.observers.reports import InferenceReport, Phase, PhaseTimer, busy_s
+from asyncrl.observers.reports import InferenceReport, Phase, PhaseTimer
 
 WAIT_S = 0.1
 
@@ -88,7 +88,6 @@ class InferenceWorker:
         report = InferenceReport(
             worker_idx=self._worker_idx,
             wall_s=now - self.report_started,
-            busy_s=busy_s(phases),
             num_forward_passes=self._num_forward_passes,
             num_observations=self._num_observations,
             phases=phases,

@@ -28,7 +28,6 @@ from asyncrl.observers.reports import (
     ReplayMetrics,
     SampleAges,
     UpdateMetrics,
-    busy_s,
     mean_metrics,
 )
 from asyncrl.storage.checkpoint import SavedReplay
@@ -181,7 +180,6 @@ class ReplayLoop:
             num_samples=num_updates * self._config.batch_size,
             num_updates=num_updates,
             wall_s=now - self._report_started,
-            busy_s=busy_s(phases),
             train=mean_metrics(self._unreported),
             skipped_steps=self._learner.skipped_steps,
             replay=ReplayMetrics(

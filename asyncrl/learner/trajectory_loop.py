@@ -22,7 +22,7 @@ from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import LearnerContext, WeightsPublisher
-from asyncrl.observers.reports import LagMetrics, LearnerReport, Phase, busy_s
+from asyncrl.observers.reports import LagMetrics, LearnerReport, Phase
 
 _LOOK_EVERY_S = 0.2
 
@@ -211,7 +211,6 @@ class TrajectoryLoop:
             policy_env_steps=self._env_steps if self._policies is None else self._policies.share,
             num_updates=learner.policy_version - learner.versions_left_out,
             wall_s=now - self._report_started,
-            busy_s=busy_s(spent),
             train=metrics,
             lag=lag,
             slots_ready=len(self._source.ready),

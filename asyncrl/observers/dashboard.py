@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.hooks import hooks
+from asyncrl.observers.interval import largest_phases
 from asyncrl.observers.observer import Run
 from asyncrl.observers.status import Record, Status
 from asyncrl.observers.summary import UNKNOWN, duration
@@ -147,13 +148,12 @@ class Board:
         return [*texts, Text("")]
 
     def _times(self, num_phases: int) -> list[tuple[str, str]]:
-        shares = self._run.phase_shares
-        rows = []
-        for role in dict.fromkeys(role for role, _ in shares):
-            of_role = [(share, phase.value) for (name, phase), share in shares.items() if name == role]
-            largest = sorted(of_role, reverse=True)[:num_phases]
-            rows += [(f"{role} {phase.replace('_', ' ')}", f"{share:.0%}") for share, phase in largest if share >= 0.01]
-        return rows
+        return [
+            (f"{role} {phase.replace('_', ' ')}", f"{share:.0%}")
+            for role, phases in largest_phases(self._run.phase_shares).items()
+            for share, phase in phases[:num_phases]
+            if share >= 0.01
+        ]
 
     def _learning(self) -> list[tuple[str, str]]:
         return [(title, number(self._scalars[name])) for name, title in _LEARNING.items() if name in self._scalars]

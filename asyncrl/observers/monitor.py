@@ -4,7 +4,7 @@
                                         finish --Summary-->
 
 It runs in the runner's process and is called from its control loop: `handle` for each report, `tick` in each turn of
-the loop, `finish` once. It has no thread and never waits. Figures have the names of Stable-Baselines3 where it has
+the loop, `finish` once. It has no thread and never waits. Metrics have the names of Stable-Baselines3 where it has
 one, so that the dashboards of its users continue to work.
 """
 
@@ -14,13 +14,14 @@ import dataclasses
 import json
 import math
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.modes.choice import mode_of
+from asyncrl.observers.episodes import EpisodeStatistics, read_episodes, saved_text
+from asyncrl.observers.interval import Interval
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.reports import (
     EPISODE_WINDOW,
@@ -32,16 +33,9 @@ from asyncrl.observers.reports import (
     InferenceReport,
     LagMetrics,
     LearnerReport,
-    Phase,
-    ReplayMetrics,
     Report,
     RolloutReport,
-    SampleAges,
-    Staleness,
-    UpdateMetrics,
     VideoReport,
-    mean_extra_stats,
-    mean_metrics,
 )
 from asyncrl.observers.status import Record, Status
 from asyncrl.observers.summary import ResumedTotals, RunStatus, Summary
@@ -52,206 +46,72 @@ _BEST_EVERY_S = 15.0
 _LONG_UPDATE_S = 2.0
 _SHORTEST_S = 0.1  # between reports of datasets, for a speed: those of small datasets arrive several at once
 _LONGEST_STEPS = 20_000  # of an environment without an episode that ends, before a warning
-_AVERAGED_LAGS = ("mean", "p95", "age_ms", "over_bound")
+
+Value = TypeVar("Value")
 
 
-class EpisodeStatistics:
-    """The last 100 training episodes of all workers or of one, with the environment's own rewards.
-
-    Attributes:
-        env_steps: environment steps that were collected, those of an earlier part of the run included.
-        num_episodes: episodes that ended in this part of the run.
-        recent: the last 100 episodes, those of an earlier part included.
-    """
-
-    def __init__(self, env_steps: int = 0, recent: Iterable[EpisodeRecord] = ()) -> None:
-        self.env_steps = env_steps
-        self.num_episodes = 0
-        self.recent: deque[EpisodeRecord] = deque(recent, maxlen=EPISODE_WINDOW)
-
-    def add(self, episodes: Sequence[EpisodeRecord], env_steps: int = 0) -> None:
-        """Adds the steps and episodes of a report, in their order."""
-        self.env_steps += env_steps
-        self.num_episodes += len(episodes)
-        self.recent.extend(episodes)
-
-    @property
-    def mean_return(self) -> float | None:
-        """Mean return; None before the first episode has ended."""
-        return sum(each.episode_return for each in self.recent) / len(self.recent) if self.recent else None
-
-    @property
-    def mean_length(self) -> float | None:
-        """Mean number of steps; None before the first episode has ended."""
-        return sum(each.length for each in self.recent) / len(self.recent) if self.recent else None
-
-    def mean_extra_stats(self) -> dict[str, float]:
-        """Mean of each of the environment's own numbers, over the recent episodes that have it."""
-        return dict(sorted(mean_extra_stats(episode.extra_stats for episode in self.recent).items()))
-
-
-class Interval:
-    """Sums over the reports between two records. `merge` adds up intervals for the summary of a run."""
-
-    def __init__(self) -> None:
-        self.is_empty = True
-        self.cpu_s = 0.0
-        self._wall_s: defaultdict[str, float] = defaultdict(float)  # by role, over all of its processes
-        self._busy_s: defaultdict[str, float] = defaultdict(float)
-        self._phase_s: defaultdict[tuple[str, Phase], float] = defaultdict(float)
-        self._num_datasets, self._max_lag = 0, 0
-        self._lag_sums: defaultdict[str, float] = defaultdict(float)
-        self._train: list[UpdateMetrics] = []
-        self._replay: ReplayMetrics | None = None
-        self._staleness, self._ages = Staleness(), SampleAges()
-        self._num_forward_passes = self._num_observations = 0
-
-    def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
-        self.is_empty = False
-        self._wall_s[report.role] += report.wall_s
-        self._busy_s[report.role] += report.busy_s
-        self.cpu_s += report.cpu_s
-        for phase, seconds in report.phases.items():
-            self._phase_s[report.role, phase] += seconds
-        if isinstance(report, InferenceReport):
-            self._num_forward_passes += report.num_forward_passes
-            self._num_observations += report.num_observations
-            return
-        if report.train is not None:
-            self._train.append(report.train)
-        if report.ages is not None:
-            self._ages += report.ages
-        if isinstance(report, RolloutReport) and report.staleness is not None:
-            self._staleness += report.staleness
-        if isinstance(report, LearnerReport):
-            self._replay = report.replay
-            if report.lag is not None:
-                self._num_datasets += 1
-                self._max_lag = max(self._max_lag, report.lag.max)
-                for name in _AVERAGED_LAGS:
-                    self._lag_sums[name] += getattr(report.lag, name)
-
-    def merge(self, later: Interval) -> None:
-        """Adds the phases and lags of a later interval."""
-        for key, seconds in later._phase_s.items():
-            self._phase_s[key] += seconds
-        self._num_datasets += later._num_datasets
-        self._max_lag = max(self._max_lag, later._max_lag)
-        for name, total in later._lag_sums.items():
-            self._lag_sums[name] += total
-
-    @property
-    def lag(self) -> LagMetrics | None:
-        """Means over the datasets, at their first use, and the largest lag of all; None before the first dataset."""
-        if self._num_datasets == 0:
-            return None
-        means = {name: self._lag_sums[name] / self._num_datasets for name in _AVERAGED_LAGS}
-        return LagMetrics(max=self._max_lag, **means)
-
-    def phase_shares(self) -> dict[tuple[str, Phase], float]:
-        """Share of a role's time that each phase took, by role and phase."""
-        totals: defaultdict[str, float] = defaultdict(float)
-        for (role, _), seconds in self._phase_s.items():
-            totals[role] += seconds
-        return {key: seconds / totals[key[0]] for key, seconds in self._phase_s.items() if totals[key[0]] > 0.0}
-
-    def phase_table(self) -> str:
-        """The shares as lines of text, one for each role, the largest share first."""
-        shares = self.phase_shares()
-        lines = ["where the time went, by role:"]
-        for role in dict.fromkeys(role for role, _ in shares):
-            of_role = sorted(
-                ((share, phase.value) for (name, phase), share in shares.items() if name == role), reverse=True
-            )
-            lines.append(f"  {role:<10}" + ", ".join(f"{phase} {share:.1%}" for share, phase in of_role))
-        return "\n".join(lines)
-
-    def scalars(self, with_phases: bool) -> dict[str, float]:
-        """Returns the figures by published name; a figure that no report belongs to is left out."""
-        named: dict[str, float | None] = {
-            f"perf/{role}_busy": self._busy_s[role] / wall_s for role, wall_s in self._wall_s.items() if wall_s > 0.0
-        }
-        if self._num_forward_passes > 0:
-            named["perf/inference_batch_size"] = self._num_observations / self._num_forward_passes
-        if (means := mean_metrics(self._train)) is not None:
-            named |= {f"train/{name}": value for name, value in dataclasses.asdict(means).items()}
-            named["train/learning_rate"] = self._train[-1].learning_rate
-        shares = self.phase_shares()
-        if self._replay is not None:
-            named["replay/size"] = self._replay.size
-            named["replay/updates_per_env_step"] = self._replay.updates_per_env_step
-            named["replay/learner_blocked"] = shares.get(("learner", Phase.WAIT_SAMPLES), 0.0)
-            named["replay/workers_blocked"] = shares.get(("rollout", Phase.WAIT_UPDATES), 0.0)
-        named |= {f"replay/{name}": value for name, value in self._ages.scalars().items()}
-        named |= {f"hogwild/{name}": value for name, value in self._staleness.scalars().items()}
-        if self.lag is not None:
-            named |= {f"lag/{name}": float(value) for name, value in dataclasses.asdict(self.lag).items()}
-        if with_phases:
-            named |= {f"profile/{role}/{phase.value}": share for (role, phase), share in shares.items()}
-        return {name: value for name, value in named.items() if value is not None}
-
-
-class PolicyFigures:
-    """Figures of one policy of a run.
+class PolicyMetrics:
+    """The metrics of one policy of a run.
 
     Attributes:
         episodes: the last training episodes that it played.
-        of_task: those that were begun after the newest message to the environments, which may have changed the task;
+        task_episodes: those that began after the newest message to the environments, which may have changed the task;
             they choose the best.
-        interval: what its learner reported since the last record.
+        interval: reports of its learner since the last record.
         learner: the newest of these reports.
         best_return: mean return of its best checkpoint; None without one.
         best_asked_at: when its policy was last to be saved as the best.
     """
 
-    def __init__(self, episodes: EpisodeStatistics, best_return: float | None) -> None:
-        self.episodes = episodes
-        self.of_task = EpisodeStatistics(recent=episodes.recent)
+    def __init__(self, recent: Iterable[EpisodeRecord], best_return: float | None) -> None:
+        self.episodes = EpisodeStatistics(recent=recent)
+        self.task_episodes = EpisodeStatistics(recent=recent)
         self._training_info: int | None = None
         self.interval = Interval()
         self.learner: LearnerReport | None = None
         self.best_return = best_return
         self.best_asked_at = -math.inf
 
-    def note_of_task(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Takes the policy's episodes of a report; returns before a newer message are not comparable with theirs.
+    def add(self, episodes: Sequence[EpisodeRecord]) -> None:
+        """Adds the policy's episodes of a report; returns before a newer message are not comparable with theirs.
 
         The first number of a process says nothing: an observer of a resumed run may send again what it sent before.
         """
         if not episodes:
             return
+        self.episodes.add(episodes)
         newest = max(episode.training_info for episode in episodes)
         if self._training_info is None:
             self._training_info = newest
         elif newest > self._training_info:
             self._training_info, self.best_return = newest, None
-            self.of_task = EpisodeStatistics()
-        self.of_task.add([episode for episode in episodes if episode.training_info == self._training_info])
+            self.task_episodes = EpisodeStatistics()
+        self.task_episodes.add([episode for episode in episodes if episode.training_info == self._training_info])
 
     @property
     def best_so_far(self) -> float | None:
         """The mean return of the last training episodes if it is better than that of the best checkpoint."""
-        mean = self.of_task.mean_return
+        mean = self.task_episodes.mean_return
         if mean is None or not math.isfinite(mean):
             return None
         return mean if self.best_return is None or mean > self.best_return else None
 
-    def take_scalars(self) -> dict[str, float | None]:
-        """The figures of several policies that each has of its own, by their names in a record."""
+    def pop_scalars(self) -> dict[str, float | None]:
+        """The separate metrics of one of several policies since the last record, by their names in a record."""
         interval, self.interval = self.interval, Interval()
         learning = ("train/", "lag/")
-        of_learner = {name: value for name, value in interval.scalars(False).items() if name.startswith(learning)}
-        return {
-            **of_learner,
-            "rollout/ep_rew_mean": self.episodes.mean_return,
-            "rollout/ep_len_mean": self.episodes.mean_length,
-            **{f"episode_extra_stats/{name}": value for name, value in self.episodes.mean_extra_stats().items()},
-            **({} if self.learner is None else _figures_of_learner(self.learner)),
-        }
+        scalars = interval.scalars(False).items()
+        named: dict[str, float | None] = {name: value for name, value in scalars if name.startswith(learning)}
+        named |= self.episodes.scalars()
+        if (learner := self.learner) is not None:
+            named["time/total_agent_steps"] = learner.agent_steps
+            named["time/total_env_steps"] = learner.policy_env_steps
+            named |= _update_scalars(learner)
+        return named
 
 
 class Monitor:
-    """All figures of one run.
+    """The metrics of one run.
 
     Attributes:
         num_restarts: processes that were started again.
@@ -290,20 +150,14 @@ class Monitor:
         # Episodes and environment steps of all workers, and of each worker that trains.
         is_resumed = run.start.before is not None
         is_same_task = not any(change.startswith("env_kwargs:") for change in run.start.changed_settings)
-        saved = read_episodes(self._folder.episodes) if is_resumed and is_same_task else SavedEpisodes()
-        self._episodes = EpisodeStatistics(recent=saved.of_run)
-        self._policies = [PolicyFigures(self._episodes, self._before.best_returns[0])]
-        if self._plan.num_policies > 1:
-            best_returns = self._before.best_returns
-            self._policies = [
-                PolicyFigures(
-                    EpisodeStatistics(recent=saved.of_policies[idx] if idx < len(saved.of_policies) else ()),
-                    best_returns[idx] if idx < len(best_returns) else None,
-                )
-                for idx in range(self._plan.num_policies)
-            ]
+        saved = read_episodes(self._folder.episodes) if is_resumed and is_same_task else [[]]
+        self._episodes = EpisodeStatistics(recent=saved[0])
+        num_policies = self._plan.num_policies
+        windows = _padded(saved[1:] if num_policies > 1 else saved, num_policies, [])
+        best_returns = _padded(self._before.best_returns, num_policies, None)
+        self._policies = [PolicyMetrics(*each) for each in zip(windows, best_returns, strict=True)]
         num_curves = self._plan.num_workers if mode_of(self._plan).trains_in_workers else 0
-        worker_steps = (*self._before.worker_env_steps, *[0] * num_curves)[:num_curves]
+        worker_steps = _padded(self._before.worker_env_steps, num_curves, 0)
         self._workers = [EpisodeStatistics(env_steps) for env_steps in worker_steps]
         # Sums since the last record, and sums of the run up to that record.
         self._interval, self._totals = Interval(), Interval()
@@ -319,7 +173,6 @@ class Monitor:
         self._fps: float | None = None
         self._env_steps = run.env_steps = run.start.env_steps
         # The newest values of what the status and the summary show.
-        self._learner: LearnerReport | None = None
         self._lag: LagMetrics | None = None
         self._evaluation: EvaluationReport | None = None
         self._known_details: set[str] = set()
@@ -333,16 +186,12 @@ class Monitor:
 
     def handle(self, report: Report) -> None:
         """Takes one report of any role."""
-        if isinstance(report, (RolloutReport, InferenceReport, LearnerReport)):
-            if self._plan.num_policies > 1:
-                self._add_of_policies(report)
-            else:
-                self._interval.add(report)
         if isinstance(report, RolloutReport):
             self._handle_rollout(report)
         elif isinstance(report, LearnerReport):
             self._handle_learner(report)
         elif isinstance(report, InferenceReport):
+            self._interval.add(report)
             self._warn(report.notice)
         elif isinstance(report, CheckpointReport):
             self._handle_checkpoint(report)
@@ -365,10 +214,11 @@ class Monitor:
             self.say(f"warning: {text}")
 
     def _handle_rollout(self, report: RolloutReport) -> None:
+        self._interval.add(report)
         self._episodes.add(report.episodes, report.env_steps)
-        self._warn_of_endless_episodes()
-        if self._plan.num_policies == 1:
-            self._policies[0].note_of_task(report.episodes)
+        for idx, policy in enumerate(self._policies):
+            is_only = len(self._policies) == 1
+            policy.add([each for each in report.episodes if is_only or each.policy_idx == idx])
         if self._workers:
             self._workers[report.worker_idx].add(report.episodes, report.env_steps)
         for episode in report.episodes:
@@ -377,13 +227,28 @@ class Monitor:
         self._num_not_finite += report.failures.num_not_finite
         self._num_dropped += report.failures.num_dropped
         self._num_skipped_steps += report.skipped_steps
-        for warning in map(self._without_known_traceback, report.failures.warnings):
-            self._warn(warning)
+        is_endless = not self._episodes.recent and self._episodes.env_steps >= _LONGEST_STEPS * self._plan.num_envs
+        if is_endless and not self._has_warned_of_endless:
+            self._has_warned_of_endless = True
+            self._warn(
+                f"no episode has ended after {_LONGEST_STEPS:,} steps of each environment: wrap the environment in "
+                "gymnasium.wrappers.TimeLimit, or return truncated=True."
+            )
+        for warning in report.failures.warnings:
+            first, _, details = warning.partition("\n")
+            is_known = bool(details) and self.has_shown(details)  # from another worker's warning
+            self._known_details.add(details.strip())
+            self._warn(f"{first} (traceback above)" if is_known else warning)
         if report.env_steps > 0 and self._first_step_at is None:
             self._first_step_at = self._clock()
 
     def _handle_learner(self, report: LearnerReport) -> None:
-        self._learner = report
+        policy = self._policies[report.policy_idx]
+        policy.learner = report
+        if len(self._policies) > 1:
+            policy.interval.add(report)
+        # The losses of one of several policies do not count for the whole run.
+        self._interval.add(report if len(self._policies) == 1 else dataclasses.replace(report, train=None))
         self._lag = report.lag or self._lag
         self._env_steps = self._run.env_steps = max(self._env_steps, report.env_steps)
         if report.policy_idx == 0:  # between two datasets of the same policy
@@ -391,30 +256,6 @@ class Monitor:
         if self._first_trained is None:
             self._first_trained = self._recorded_trained = self._last_trained
         self._warn(report.notice)
-
-    def _warn_of_endless_episodes(self) -> None:
-        """Shows one warning if no episode has ended in many steps of each environment."""
-        is_endless = not self._episodes.recent and self._episodes.env_steps >= _LONGEST_STEPS * self._plan.num_envs
-        if is_endless and not self._has_warned_of_endless:
-            self._has_warned_of_endless = True
-            self.say(
-                f"warning: no episode has ended after {_LONGEST_STEPS:,} steps of each environment: wrap the "
-                "environment in gymnasium.wrappers.TimeLimit, or return truncated=True."
-            )
-
-    def _add_of_policies(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
-        """Adds a report to the figures of its policies; what a learner learned does not count for the whole run."""
-        if isinstance(report, RolloutReport):
-            for idx, figures in enumerate(self._policies):
-                own = [episode for episode in report.episodes if episode.policy_idx == idx]
-                figures.episodes.add(own)
-                figures.note_of_task(own)
-        elif isinstance(report, LearnerReport):
-            figures = self._policies[report.policy_idx]
-            figures.interval.add(report)
-            figures.learner = report
-            report = dataclasses.replace(report, train=None)
-        self._interval.add(report)
 
     def tick(self, control: RunControl | None = None) -> None:
         """Writes a record if `report_every_s` have passed, and updates the status about four times a second.
@@ -443,12 +284,11 @@ class Monitor:
         """
         found: dict[int, float] = {}
         now = self._clock()
-        for policy_idx, figures in enumerate(self._policies if self._best_is_by_training else ()):
-            if now - figures.best_asked_at < _BEST_EVERY_S or len(figures.of_task.recent) < EPISODE_WINDOW:
+        for policy_idx, policy in enumerate(self._policies if self._best_is_by_training else ()):
+            if now - policy.best_asked_at < _BEST_EVERY_S or len(policy.task_episodes.recent) < EPISODE_WINDOW:
                 continue
-            best = figures.best_so_far
-            if best is not None:
-                figures.best_asked_at = now
+            if (best := policy.best_so_far) is not None:
+                policy.best_asked_at = now
                 found[policy_idx] = best
         return found
 
@@ -478,8 +318,10 @@ class Monitor:
         now = self._clock()
         self._write_record(now)
         self._show_status(now, is_of_record=True)
-        lag, learners = self._totals.lag, self._learners
-        of_policies = [each.episodes.mean_return for each in self._policies]
+        learners, lag = self._learners, self._totals.lag
+        lags: dict[str, Any] = (
+            {} if lag is None else {f"lag_{name}": value for name, value in dataclasses.asdict(lag).items()}
+        )
         summary = Summary(
             status=status,
             num_workers=self._plan.num_workers,
@@ -493,13 +335,8 @@ class Monitor:
             ep_len_mean=self._episodes.mean_length,
             eval_mean_reward=None if self._evaluation is None else self._evaluation.mean_reward,
             best_return=self._policies[0].best_return,
-            ep_rew_mean_of_policies=of_policies if len(of_policies) > 1 else [],
-            lag_mean=None if lag is None else lag.mean,
-            lag_p95=None if lag is None else lag.p95,
-            lag_max=None if lag is None else lag.max,
+            ep_rew_mean_of_policies=[each.episodes.mean_return for each in self._policies if len(self._policies) > 1],
             lag_bound=self._plan.lag_bound,
-            lag_over_bound=None if lag is None else lag.over_bound,
-            lag_age_ms=None if lag is None else lag.age_ms,
             dropped_samples=self._num_dropped + sum(each.dropped_samples for each in learners),
             env_failures=self._num_env_failures,
             skipped_steps=self._num_skipped_steps + sum(each.skipped_steps for each in learners),
@@ -507,6 +344,7 @@ class Monitor:
             restarts=self.num_restarts,
             checkpoint=self._checkpoint if checkpoint is None else checkpoint,
             error=error,
+            **lags,
         )
         self._run.time_table = self._totals.phase_table()
         self._run.notify(Observer.on_end, summary)
@@ -523,9 +361,7 @@ class Monitor:
     @property
     def _learners(self) -> list[LearnerReport]:
         """The newest report of each learner."""
-        if self._plan.num_policies == 1:
-            return [] if self._learner is None else [self._learner]
-        return [figures.learner for figures in self._policies if figures.learner is not None]
+        return [policy.learner for policy in self._policies if policy.learner is not None]
 
     def _handle_checkpoint(self, report: CheckpointReport) -> None:
         if report.error is not None:
@@ -536,20 +372,9 @@ class Monitor:
         elif report.kind == "newest":
             self._checkpoint = report.path
             # A run that resumes from this checkpoint continues with this window of episodes.
-            content: Any = _as_lists(self._episodes.recent)
-            if self._plan.num_policies > 1:
-                of_policies = [_as_lists(figures.episodes.recent) for figures in self._policies]
-                content = {"run": content, "policies": of_policies}
-            self._write(self._folder.episodes, json.dumps(content))
+            text = saved_text(self._episodes, [policy.episodes for policy in self._policies])
+            self._write(self._folder.episodes, text)
         self._run.notify(Observer.on_checkpoint, report)
-
-    def _without_known_traceback(self, warning: str) -> str:
-        """A warning of an environment's failure; a traceback that another worker's warning had is left out."""
-        first, _, details = warning.partition("\n")
-        if not details or not self.has_shown(details):
-            self._known_details.add(details.strip())
-            return warning
-        return f"{first} (traceback above)"
 
     def has_shown(self, details: str) -> bool:
         """Whether a warning of this run had this traceback."""
@@ -557,8 +382,8 @@ class Monitor:
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
         if report.num_lost > 0:
-            self.say(
-                f"warning: the evaluation lost {report.num_lost} episodes, because the environment failed; they were "
+            self._warn(
+                f"the evaluation lost {report.num_lost} episodes, because the environment failed; they were "
                 "replaced by others (the traceback is in the log of the evaluation)"
             )
         if report.policy_idx == 0:
@@ -575,12 +400,11 @@ class Monitor:
         """Gives observers a record of the reports since the last record, if there were any."""
         if self._interval.is_empty:
             return
-        learners, episodes = self._learners, self._episodes
+        learners = self._learners
         self._run.phase_shares = self._interval.phase_shares()
         named: dict[str, float | None] = {
             **self._interval.scalars(with_phases=self._config.profile),
-            "rollout/ep_rew_mean": episodes.mean_return,
-            "rollout/ep_len_mean": episodes.mean_length,
+            **self._episodes.scalars(),
             "time/total_env_steps": self._env_steps,
             "time/time_elapsed": now - self._started_at + self._before.elapsed_s,
             "perf/cores_in_use": self._interval.cpu_s / max(now - self._cores_since, 1e-9),
@@ -595,8 +419,7 @@ class Monitor:
             named["time/total_frames"] = self._env_steps * self._frames_per_step
         if learners:
             if self._plan.num_policies == 1:
-                named["train/n_updates"] = learners[0].num_updates
-                named |= _hyperparameters_of(learners[0])
+                named |= _update_scalars(learners[0])
             if self._plan.num_agents > 1 or self._plan.num_policies > 1:
                 named["time/total_agent_steps"] = sum(each.agent_steps for each in learners)
             ready = [each.slots_ready for each in learners if each.slots_ready is not None]
@@ -606,16 +429,15 @@ class Monitor:
             named[f"worker/{worker_idx}/ep_rew_mean"] = worker.mean_return
             named[f"worker/{worker_idx}/ep_len_mean"] = worker.mean_length
         if self._plan.num_policies > 1:
-            for idx, figures in enumerate(self._policies):
-                named |= {f"policy_{idx}/{name}": value for name, value in figures.take_scalars().items()}
-        self._run.notify(Observer.on_metrics, named)
-        named |= {f"episode_extra_stats/{name}": value for name, value in episodes.mean_extra_stats().items()}
+            for idx, policy in enumerate(self._policies):
+                named |= {f"policy_{idx}/{name}": value for name, value in policy.pop_scalars().items()}
         fps = _speed(self._recorded_trained, self._last_trained)
         if fps is not None:  # without a dataset in the interval, the status keeps the last known speed
             self._fps = named["time/fps"] = fps
         self._recorded_trained = self._last_trained
         self._totals.merge(self._interval)
         self._interval, self._cores_since = Interval(), now
+        self._run.notify(Observer.on_metrics, named)
         scalars = {name: float(value) for name, value in named.items() if value is not None}
         self._run.notify(Observer.on_record, Record(self._env_steps, scalars))
 
@@ -636,11 +458,11 @@ class Monitor:
         else:
             if activity.update is not None and now - activity.update.started_at > _LONG_UPDATE_S:
                 doing = f"update: {activity.update.num_done} of {activity.update.num_total} minibatches"
-            elif self._learner is None and activity.collected_steps == 0:
+            elif not self._learners and activity.collected_steps == 0:
                 doing = "starting processes"
-            elif self._learner is None and not mode_of(self._plan).trains_in_datasets:
+            elif not self._learners and not mode_of(self._plan).trains_in_datasets:
                 doing = f"collected {activity.collected_steps:,} steps"
-            elif self._learner is None:
+            elif not self._learners:
                 size = self._plan.dataset_size
                 doing = f"collecting: {min(activity.collected_steps, size):,} of {size:,} steps"
             if activity.is_stopping:
@@ -666,22 +488,13 @@ class Monitor:
             self.say(f"Could not write {path}: {failure.strerror}.")
 
 
-def _figures_of_learner(learner: LearnerReport) -> dict[str, float]:
-    """Totals and changed hyperparameters of one of several policies, by their names in a record."""
-    return {
-        "train/n_updates": learner.num_updates,
-        "time/total_agent_steps": learner.agent_steps,
-        "time/total_env_steps": learner.policy_env_steps,
-        **_hyperparameters_of(learner),
-    }
-
-
-def _hyperparameters_of(learner: LearnerReport) -> dict[str, float]:
-    """The hyperparameters that an observer has changed, by their names in a record."""
-    if not learner.hyperparameters:
-        return {}
-    named = {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}
-    return {**named, "hyperparameters/policy_version": learner.hyperparameters_version}
+def _update_scalars(learner: LearnerReport) -> dict[str, float]:
+    """The number of updates, and the hyperparameters that an observer has changed, by their names in a record."""
+    named: dict[str, float] = {"train/n_updates": learner.num_updates}
+    if learner.hyperparameters:
+        named |= {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}
+        named["hyperparameters/policy_version"] = learner.hyperparameters_version
+    return named
 
 
 def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> float | None:
@@ -691,27 +504,6 @@ def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> fl
     return (end[1] - begin[1]) / (end[0] - begin[0])
 
 
-class SavedEpisodes(NamedTuple):
-    """The windows of episodes of a checkpoint: of the run, and if it has several policies of each of them."""
-
-    of_run: Sequence[EpisodeRecord] = ()
-    of_policies: Sequence[Sequence[EpisodeRecord]] = ()
-
-
-def read_episodes(path: Path) -> SavedEpisodes:
-    """Reads the saved windows of episodes. A missing or damaged file gives none: it only smooths a curve."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, list):
-            return SavedEpisodes(_as_records(content))
-        return SavedEpisodes(_as_records(content["run"]), [_as_records(each) for each in content["policies"]])
-    except (OSError, ValueError, TypeError, KeyError):
-        return SavedEpisodes()
-
-
-def _as_lists(episodes: Iterable[EpisodeRecord]) -> list[list[Any]]:
-    return [[each.episode_return, each.length, each.extra_stats, each.policy_idx] for each in episodes]
-
-
-def _as_records(lists: Iterable[Sequence[Any]]) -> list[EpisodeRecord]:
-    return [EpisodeRecord(*fields) for fields in lists]
+def _padded(values: Sequence[Value], count: int, missing: Value) -> list[Value]:
+    """The first `count` values, with `missing` in place of those that are not there."""
+    return [*values, *[missing] * count][:count]

@@ -37,7 +37,7 @@ class Phase(enum.Enum):
     WAIT_RANKS = "wait_for_ranks"
 
 
-_WAITING = frozenset(phase for phase in Phase if phase.value.startswith("wait"))
+WAITING = frozenset(phase for phase in Phase if phase.value.startswith("wait"))
 
 
 class PhaseTimer:
@@ -87,11 +87,6 @@ def _cpu_s() -> float:
     return field(default_factory=_take_cpu_s, compare=False)
 
 
-def busy_s(seconds: Mapping[Phase, float]) -> float:
-    """Seconds of all phases in which the role worked."""
-    return sum(spent for phase, spent in seconds.items() if phase not in _WAITING)
-
-
 EPISODE_WINDOW = 100
 """Number of training episodes over which returns and lengths are averaged."""
 
@@ -132,7 +127,6 @@ class InferenceReport:
     role: ClassVar[str] = "inference"
     worker_idx: int
     wall_s: float
-    busy_s: float
     num_forward_passes: int
     num_observations: int
     phases: Mapping[Phase, float] = field(default_factory=dict)
@@ -307,7 +301,7 @@ class Staleness:
 class RolloutReport:
     """One rollout worker.
 
-    Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
+    `phases` says how it spent the `wall_s` seconds. Only Hogwild workers,
     which train themselves, set `train`, `skipped_steps` (optimizer steps that were skipped), `staleness` and `ages`.
     `notes` are what policy mappings of features report to their observers.
     """
@@ -315,7 +309,6 @@ class RolloutReport:
     role: ClassVar[str] = "rollout"
     worker_idx: int
     wall_s: float
-    busy_s: float
     env_steps: int
     episodes: tuple[EpisodeRecord, ...]
     phases: Mapping[Phase, float] = field(default_factory=dict)
@@ -376,7 +369,6 @@ class LearnerReport:
     num_samples: int
     num_updates: int
     wall_s: float
-    busy_s: float
     train: UpdateMetrics | None
     lag: LagMetrics | None = None
     slots_ready: int | None = None

@@ -23,7 +23,6 @@ from asyncrl.observers.reports import (
     PhaseTimer,
     RolloutReport,
     UpdateMetrics,
-    busy_s,
     mean_metrics,
 )
 from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup
@@ -89,7 +88,6 @@ class RolloutWorkerBase:
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self.report_started,
-            busy_s=busy_s(phases),
             env_steps=self._env_steps,
             episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
             phases=phases,

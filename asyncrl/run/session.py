@@ -33,8 +33,9 @@ from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.modes.choice import mode_of
+from asyncrl.observers.episodes import EpisodeStatistics, read_episodes
 from asyncrl.observers.loading import load_callbacks
-from asyncrl.observers.monitor import EpisodeStatistics, Monitor, read_episodes
+from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, Run, StartPoint
 from asyncrl.observers.reports import CheckpointReport
 from asyncrl.observers.summary import ResumedTotals, RunStatus, Summary
@@ -471,7 +472,7 @@ def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_worke
     if saved is not None:
         return dataclasses.replace(saved, status="completed", env_steps=resumption.env_steps)
     state = load_state(resumption.checkpoint)
-    episodes = EpisodeStatistics(recent=read_episodes(folder.episodes).of_run)
+    episodes = EpisodeStatistics(recent=read_episodes(folder.episodes)[0])
     summary = Summary(
         "completed",
         num_workers=num_workers,

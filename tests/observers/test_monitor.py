@@ -107,19 +107,22 @@ def control(activity=None, first_step_at=None):
 
 
 def rollout(worker_idx=0, env_steps=0, episodes=(), wall_s=1.0, busy_s=0.5):
-    return RolloutReport(worker_idx, wall_s, busy_s, env_steps, tuple(episodes))
+    phases = {Phase.STEP: busy_s, Phase.WAIT_SLOTS: wall_s - busy_s}
+    return RolloutReport(worker_idx, wall_s, env_steps, tuple(episodes), phases)
 
 
 def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1.0, learning_rate=1e-3):
     zeros = dict.fromkeys((field.name for field in dataclasses.fields(TrainMetrics) if field.default is MISSING), 0.0)
     train = TrainMetrics(**{**zeros, "loss": loss, "learning_rate": learning_rate, "effective_sample_size": 1.0})
     lag = lag or LagMetrics(mean=8.0, p95=8.0, max=8, age_ms=100.0)
-    return LearnerReport(env_steps, env_steps, num_updates, 2.0, 1.5, train, lag, slots_ready, dropped)
+    return LearnerReport(
+        env_steps, env_steps, num_updates, 2.0, train, lag, slots_ready, dropped, phases={Phase.TRAIN: 1.5}
+    )
 
 
 def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     run.at(1, rollout(0, 100, wall_s=1.0, busy_s=0.9), rollout(1, 100, wall_s=3.0, busy_s=0.3))
-    run.at(2, InferenceReport(0, 1.0, 0.25, 10, 400), InferenceReport(1, 1.0, 0.75, 30, 400))
+    run.at(2, *(InferenceReport(idx, 1.0, 10 + 20 * idx, 400, {Phase.FORWARD: 0.25 + 0.5 * idx}) for idx in (0, 1)))
     run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0, 0.25), loss=1.0, learning_rate=2e-3))
     run.at(
         4, learner(2000, 16, LagMetrics(8.0, 10.0, 11, 30.0), loss=3.0, learning_rate=1e-3, dropped=5, slots_ready=3)
@@ -487,7 +490,7 @@ def test_the_summary_says_how_the_run_ended(run):
 def test_workers_that_train_themselves_have_a_curve_each_which_goes_on_where_it_was(tmp_path):
     run = Run(tmp_path, backend="hogwild", earlier=ResumedTotals(5000, 70.0, worker_env_steps=(4000,)))
     reports = [
-        RolloutReport(idx, 1.0, 0.5, steps, (EpisodeRecord(value, 4),), train=None)
+        RolloutReport(idx, 1.0, steps, (EpisodeRecord(value, 4),), train=None)
         for idx, steps, value in ((0, 100, 1.0), (1, 300, 5.0), (0, 50, 3.0))
     ]
     run.at(6.0, *reports)
@@ -503,12 +506,11 @@ def test_a_replay_and_who_waited_for_whom_are_published(run):
         0,
         40,
         2.0,
-        1.5,
         None,
         replay=ReplayMetrics(450, 0.5),
         phases={Phase.TRAIN: 1.5, Phase.WAIT_SAMPLES: 0.5},
     )
-    worker = RolloutReport(0, 1.0, 0.2, 500, (), phases={Phase.STEP: 0.2, Phase.WAIT_UPDATES: 0.6})
+    worker = RolloutReport(0, 1.0, 500, (), phases={Phase.STEP: 0.2, Phase.WAIT_UPDATES: 0.6})
     run.at(6.0, learner, worker)
     record = run.records[-1]
     assert (record["replay/size"], record["replay/updates_per_env_step"]) == (450, 0.5)

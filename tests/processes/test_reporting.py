@@ -35,7 +35,7 @@ class HeldChannel:
 
     def send(self, count: int) -> None:
         for number in range(count):
-            self.channel.sender.send(RolloutReport(number, 1.0, 1.0, 1, ()))
+            self.channel.sender.send(RolloutReport(number, 1.0, 1, ()))
 
     def received(self) -> list[int]:
         """Ends the channel and returns the numbers of the reports that came."""

@@ -27,7 +27,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.modes.hogwild.actor_critic import ServerActorCritic
 from asyncrl.modes.hogwild.storage import SharedStorage
-from asyncrl.observers.reports import LearnerReport, Phase, PhaseTimer, busy_s
+from asyncrl.observers.reports import LearnerReport, Phase, PhaseTimer
 
 _PUBLISH_EVERY_S = 0.2
 _SETTLE_S = 2.0
@@ -181,7 +181,6 @@ class ParameterServer:
             num_samples=0,
             num_updates=self._num_updates,
             wall_s=now - self._reported_at,
-            busy_s=busy_s(phases),
             train=None,
             phases=phases,
         )
