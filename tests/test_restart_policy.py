@@ -42,7 +42,7 @@ class FakeProcessManager:
     def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
         self.started.append(name)
 
-    def bury(self, name: str) -> bool:
+    def reap(self, name: str) -> bool:
         return self.lets_go
 
     def wait(self, timeout_s: float) -> list[ChildFailure | ChildResult]:

@@ -12,51 +12,53 @@ from asyncrl.processes.signals import StopAtOnce
 from asyncrl.run import runner
 
 
-class Saving:
-    """A process manager whose learner ends after so many waits, each of them a second; also the clock."""
+def seconds_to_save(monkeypatch: pytest.MonkeyPatch, needed_s: float, error: Exception | BaseException | None) -> float:
+    """How long the runner waits for a learner that needs some seconds to save, while `steer` raises an error."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
-    def __init__(self, num_waits: float) -> None:
-        self.num_waits, self.now = num_waits, 0.0
+    class Processes:
+        """The processes of the run; each wait takes a second."""
 
-    @property
-    def running(self) -> list[str]:
-        return ["learner", "rollout-0"] if self.now < self.num_waits else ["rollout-0"]
+        @property
+        def running(self) -> list[str]:
+            return ["learner", "rollout-0"] if clock.now < needed_s else ["rollout-0"]
 
-    def wait(self, timeout_s: float) -> list[Any]:
-        self.now += 1.0
-        return []
+        def wait(self, timeout_s: float) -> list[Any]:
+            clock.now += 1.0
+            return []
 
-    def take_reports(self) -> list[Any]:
-        return []
+        def take_reports(self) -> list[Any]:
+            return []
 
-    def monotonic(self) -> float:
-        return self.now
+    def steer(control: object) -> None:
+        if error is not None:
+            raise error
 
-
-def let_save(monkeypatch: pytest.MonkeyPatch, num_waits: float, steer: Any) -> float:
-    saving: Any = Saving(num_waits)
-    monkeypatch.setattr(runner, "time", saving)
-    setup: Any = SimpleNamespace(control=None)
-    runner._let_save(saving, ["learner"], lambda report: None, setup, steer)
-    return float(saving.now)
-
-
-def test_a_learner_that_needs_long_to_save_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert let_save(monkeypatch, 100, lambda control: None) == 100
-    assert let_save(monkeypatch, 1e9, lambda control: None) == runner.SAVE_S
+    run: Any = runner._ParallelRun.__new__(runner._ParallelRun)
+    run._processes, run._learners, run._steer, run._control = Processes(), {"learner": None}, steer, None
+    run._let_save()
+    return float(clock.now)
 
 
-def test_a_learner_that_may_wait_for_another_rank_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(control: object) -> None:
-        raise RunFailed("rank 1 has not responded")
+LOST = RunFailed("rank 1 has not responded")
 
-    assert let_save(monkeypatch, 2, lost) == 2
-    assert let_save(monkeypatch, 100, lost) == runner.GRACE_S + 1
+
+@pytest.mark.parametrize(
+    ("needed_s", "error", "waited_s"),
+    [
+        pytest.param(100, None, 100, id="a slow save"),
+        pytest.param(1e9, None, runner.SAVE_S, id="no end"),
+        pytest.param(2, LOST, 2, id="a lost rank, saved in time"),
+        pytest.param(100, LOST, runner.GRACE_S + 1, id="an exchange that may wait for a lost rank"),
+    ],
+)
+def test_learners_have_time_to_save_unless_they_may_wait_for_another_rank(
+    monkeypatch: pytest.MonkeyPatch, needed_s: float, error: RunFailed | None, waited_s: float
+) -> None:
+    assert seconds_to_save(monkeypatch, needed_s, error) == waited_s
 
 
 def test_a_second_ctrl_c_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(control: object) -> None:
-        raise StopAtOnce("Second SIGINT", 130)
-
     with pytest.raises(StopAtOnce):
-        let_save(monkeypatch, 100, stop)
+        seconds_to_save(monkeypatch, 100, StopAtOnce("Second SIGINT", 130))

@@ -47,7 +47,7 @@ from asyncrl.processes.temporary_folder import use_folder_for_sockets, use_writa
 
 EXIT_FAILED_TOO_OFTEN = 3
 """Exit code when processes or environments have failed as often as the settings allow."""
-_EXIT_S, _STACK_S, _KILLED_S, _BURY_S, _CLOSING_S = 2.0, 0.5, 5.0, 1.0, 1.0
+_EXIT_S, _STACK_S, _KILLED_S, _REAP_S, _CLOSING_S = 2.0, 0.5, 5.0, 1.0, 1.0
 _UNKNOWN_EXIT = 255  # multiprocessing's exit code of a child whose fork server has died
 _PRELOADED = ("torch", "gymnasium", "asyncrl.run.runner")
 
@@ -329,7 +329,7 @@ class ProcessManager:
     def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
         """Starts `target(*args, reports)` in a child process, where `reports` sends reports to this process.
 
-        A name may be used again after `bury`.
+        A name may be used again after `reap`.
 
         Raises:
             RunFailed: no process could be started.
@@ -362,13 +362,13 @@ class ProcessManager:
                 self._ended[name] = self._running.pop(name)
         return outcomes
 
-    def bury(self, name: str) -> bool:
+    def reap(self, name: str) -> bool:
         """Makes sure that the process of a child with an outcome has ended, and frees its resources.
 
         Returns whether it has ended: the kernel may not end a process at once.
         """
         child = self._ended.pop(name)
-        child.end(_BURY_S)
+        child.end(_REAP_S)
         child.reports.begin_closing()
         self._closing = [child.reports, *(other for other in self._closing if not other.is_closed)]
         return child.has_ended

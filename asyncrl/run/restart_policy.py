@@ -183,7 +183,7 @@ class RestartPolicy:
 
     def _schedule_restart(self, failure: ChildFailure, now: float) -> None:
         worker, config = self._workers[failure.child], self._setup.config
-        if not self._processes.bury(worker.name):
+        if not self._processes.reap(worker.name):
             raise RunFailed(f"{failure.summary}, but its process does not end", failure.details)
         self._failures.append(failure)
         delay_s = self._budget.take(worker.name, now)

@@ -31,7 +31,7 @@ from asyncrl.envs.spaces import restoring_spaces
 from asyncrl.evaluation.building import build_evaluation_workers, build_video_workers
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
-from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, joint_outcome
+from asyncrl.learner.worker import LearnerOutcome, joint_outcome
 from asyncrl.modes.roles import roles_of
 from asyncrl.observers.reports import EvaluationFailed, Report, VideoReport
 from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, allow_descriptors, explain
@@ -80,8 +80,10 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
     failed_videos: list[VideoReport] = []
     try:
         with restoring_global_generators():
-            result = _SerialPart(part, send, steer, failed_videos).run()
-            while isinstance(result, Path):
+            while True:
+                result = _SerialPart(part, send, steer, failed_videos).run()
+                if not isinstance(result, Path):
+                    return result
                 pending, info = part.control.take_change(), part.control.newest_training_info
                 part.arena.free()  # before the memory of the next part is taken
                 part = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints, result)
@@ -89,8 +91,6 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
                     part.control.send_change(pending)
                 if info is not None:
                     part.control.send_training_info(RunControl.pack_training_info(info))
-                result = _SerialPart(part, send, steer, failed_videos).run()
-            return result
     finally:
         part.arena.close()
 
@@ -119,16 +119,15 @@ class _SerialPart:
     def run(self) -> LearnerOutcome | Path:
         """Returns the outcome of the run, or the checkpoint from which the next part begins."""
         try:
-            while True:
-                active = [learner for learner in self._learners if not learner.is_over]
-                if not active:
-                    outcome = self._finish()
-                    self._evaluate()
-                    return outcome
+            while active := [learner for learner in self._learners if not learner.is_over]:
                 for exchange in self._exchanges:
                     exchange.poll()
                 self._collect()
-                reset_at = self._train(active)
+                reset_at = None
+                for learner in active:
+                    saved = learner.advance(0.0, self._send)
+                    if saved is not None and saved.error is None and not learner.is_over:
+                        reset_at = Path(saved.path) if self._setup.config.checkpoint_resets else None
                 self._steer()
                 self._evaluate()
                 if reset_at is not None:
@@ -136,6 +135,11 @@ class _SerialPart:
                     for learner in self._learners:
                         learner.save_best_if_asked(self._send)
                     return reset_at
+            self._send_reports()
+            outcome = joint_outcome([learner.finish(self._send) for learner in self._learners])
+            self._control.end()
+            self._evaluate()
+            return outcome
         finally:
             for worker in self._workers:
                 worker.close()
@@ -158,16 +162,6 @@ class _SerialPart:
                 raise
             raise environment_failure(worker.worker_idx, error) from error
 
-    def _train(self, active: Sequence[LearnerWorker]) -> Path | None:
-        """Lets each learner train; returns the checkpoint at which everything is recreated, if one was saved."""
-        reset_at = None
-        for learner in active:
-            saved = learner.advance(0.0, self._send)
-            is_saved = saved is not None and saved.error is None and not learner.is_over
-            if self._setup.config.checkpoint_resets and saved is not None and is_saved:
-                reset_at = Path(saved.path)
-        return reset_at
-
     def _evaluate(self) -> None:
         """Plays the evaluations and videos that are due."""
         if not self._evaluations and self._control.num_evaluations > 0:
@@ -181,12 +175,6 @@ class _SerialPart:
                 self._send(report)
                 if isinstance(report, VideoReport) and report.error is not None:
                     self._failed_videos.append(report)
-
-    def _finish(self) -> LearnerOutcome:
-        self._send_reports()
-        outcome = joint_outcome([learner.finish(self._send) for learner in self._learners])
-        self._control.end()
-        return outcome
 
     def _send_reports(self) -> None:
         for worker in self._workers:
@@ -304,7 +292,7 @@ class _ParallelRun:
         outcomes: dict[str, LearnerOutcome] = {}
         try:
             while True:
-                ended, failures = _wait(self._processes, self._send, self._setup)
+                ended, failures = self._wait()
                 outcomes |= ended
                 restarts.handle_failures(failures)
                 restarts.update()
@@ -318,75 +306,69 @@ class _ParallelRun:
                     self._processes.start(EVALUATION, _evaluation_main, successor, build_evaluation_workers)
                 num_evaluations = self._control.num_evaluations
         except RunFailed as failure:
-            if _running(self._processes, list(self._learners)):
+            if self._learns:
                 self._control.request_stop()
                 self._wake_learners()
                 log.warning("%s; the learner finishes what it does and saves", failure.summary)
-                _let_save(self._processes, list(self._learners), self._send, self._setup, self._steer)
+                self._let_save()
             raise
+
+    def _wait(self) -> tuple[dict[str, LearnerOutcome], list[ChildFailure]]:
+        """Waits until a process ends, at most `WATCH_S`, and sends all reports.
+
+        Returns the outcomes of learners that have ended, and the failures of processes that the run needs: it goes on
+        without evaluations and videos.
+        """
+        outcomes, failures = {}, []
+        ended = self._processes.wait(WATCH_S)
+        for report in self._processes.take_reports():
+            self._send(report)
+        for child in ended:
+            if isinstance(child, ChildFailure) and child.child in (EVALUATION, VIDEOS):
+                self._processes.reap(child.child)  # a later request starts another evaluation
+                self._report_failure(child.child, child.summary)
+            elif isinstance(child, ChildFailure):
+                failures.append(child)
+            elif isinstance(child.value, LearnerOutcome):
+                outcomes[child.child] = child.value
+        return outcomes, failures
+
+    @property
+    def _learns(self) -> bool:
+        """Whether a learner's process runs."""
+        return not self._learners.keys().isdisjoint(self._processes.running)
+
+    def _let_save(self) -> None:
+        """Waits until the learners, which were asked to stop, have saved, at most `SAVE_S`; raises `StopAtOnce`.
+
+        If `steer` finds that the run cannot go on, learners may wait for other ranks for ever: they have `GRACE_S`.
+        """
+        began = time.monotonic()
+        while self._learns and time.monotonic() - began < SAVE_S:
+            self._wait()
+            try:
+                self._steer(self._control)
+            except RunFailed:
+                if time.monotonic() - began > GRACE_S:
+                    return
 
     def _await_last_evaluation(self) -> None:
         deadline = time.monotonic() + LAST_EVALUATION_S
         while (playing := {EVALUATION, VIDEOS} & set(self._processes.running)) and not self._control.stop_requested:
             if time.monotonic() > deadline:
                 for name in playing:
-                    text = f"the last one took longer than {LAST_EVALUATION_S:g} s"
-                    self._send(_failure_report(name, text, self._setup))
+                    self._report_failure(name, f"the last one took longer than {LAST_EVALUATION_S:g} s")
                 return
-            _wait(self._processes, self._send, self._setup)
+            self._wait()
             self._steer(self._control)
 
-
-def _wait(
-    processes: ProcessManager, send: Send, setup: RunSetup
-) -> tuple[dict[str, LearnerOutcome], list[ChildFailure]]:
-    """Waits until a process ends, at most `WATCH_S`, and sends all reports.
-
-    Returns the outcomes of learners that have ended, and the failures of processes that the run needs: it goes on
-    without evaluations and videos.
-    """
-    outcomes, failures = {}, []
-    ended = processes.wait(WATCH_S)
-    for report in processes.take_reports():
-        send(report)
-    for child in ended:
-        if isinstance(child, ChildFailure) and child.child in (EVALUATION, VIDEOS):
-            processes.bury(child.child)  # a later request starts another evaluation
-            send(_failure_report(child.child, child.summary, setup))
-        elif isinstance(child, ChildFailure):
-            failures.append(child)
-        elif isinstance(child.value, LearnerOutcome):
-            outcomes[child.child] = child.value
-    return outcomes, failures
-
-
-def _running(processes: ProcessManager, names: Sequence[str]) -> bool:
-    return not set(names).isdisjoint(processes.running)
-
-
-def _let_save(
-    processes: ProcessManager, learners: Sequence[str], send: Send, setup: RunSetup, steer: ControlCallback
-) -> None:
-    """Waits until the learners, which were asked to stop, have saved, at most `SAVE_S`; raises `StopAtOnce`.
-
-    If `steer` finds that the run cannot go on, learners may wait for other ranks for ever: they have `GRACE_S`.
-    """
-    began = time.monotonic()
-    while _running(processes, learners) and time.monotonic() - began < SAVE_S:
-        _wait(processes, send, setup)
-        try:
-            steer(setup.control)
-        except RunFailed:
-            if time.monotonic() - began > GRACE_S:
-                return
-
-
-def _failure_report(name: str, reason: str, setup: RunSetup) -> EvaluationFailed | VideoReport:
-    """What is reported if the process of evaluations or videos failed as a whole."""
-    if name == EVALUATION:
-        return EvaluationFailed(reason)
-    env_steps = WeightsChannel(setup.of_policy(0).arena).newest.env_steps
-    return VideoReport(str(setup.checkpoints.parent / VIDEOS), env_steps, error=reason)
+    def _report_failure(self, name: str, reason: str) -> None:
+        """Reports that the process of evaluations or videos failed as a whole."""
+        if name == EVALUATION:
+            self._send(EvaluationFailed(reason))
+            return
+        env_steps = WeightsChannel(self._setup.of_policy(0).arena).newest.env_steps
+        self._send(VideoReport(str(self._setup.checkpoints.parent / VIDEOS), env_steps, error=reason))
 
 
 def _inference_main(

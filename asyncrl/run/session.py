@@ -28,7 +28,7 @@ from asyncrl.config import fixed_settings
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hooks import hooks, load
-from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
@@ -58,7 +58,15 @@ from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
 from asyncrl.run.spec_warnings import training_returns_mislead
 from asyncrl.storage import run_folder
-from asyncrl.storage.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
+from asyncrl.storage.checkpoint import (
+    CheckpointError,
+    best_return,
+    checkpoint_of,
+    copy_as_best,
+    latest,
+    load_hyperparameters,
+    load_state,
+)
 from asyncrl.storage.locating import checkpoint_folders
 from asyncrl.storage.provenance import describe
 from asyncrl.storage.run_folder import RunFolder, default_experiment
@@ -137,8 +145,7 @@ class Session:
         self._env_maker = env_maker
         self._started_at = time.monotonic() if started_at is None else started_at
         self._answers_signals = answers_signals
-        self._first_env_steps: int | None = None  # of the whole run so far; on other ranks received from rank 0
-        self._first_elapsed_s = 0.0  # the same
+        self._before: ResumedTotals | None = None  # of a resumed run; on other ranks received from rank 0
         self._hyperparameters = Hyperparameters()  # changes made by observers before the checkpoint
         self._starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
         self.has_shown_failure = False  # a warning had the traceback of the failure that ended the run
@@ -178,7 +185,8 @@ class Session:
         received = self._peers.receive_settings()
         if "exit_code" in received:
             raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(received["exit_code"]))
-        self._first_env_steps, self._first_elapsed_s = received["env_steps"], received["elapsed_s"]
+        if received["env_steps"] is not None:
+            self._before = ResumedTotals(received["env_steps"], received["elapsed_s"])
         self._hyperparameters = Hyperparameters(**received["hyperparameters"])
         config = TrainConfig.from_saved(received["config"]).model_copy(update=_SETTINGS_OF_OTHER_RANKS)
         if self._env_maker is not None and config.env == self._env_maker:
@@ -199,8 +207,8 @@ class Session:
                 start_loading_modules(self._context)
         machine = Machine.detect()
         if self._peers is not None:
-            address = self._peers.address
-            ranks = {name: getattr(address, name) for name in ("num_ranks", "num_local_ranks", "local_rank")}
+            own = self._peers.address
+            ranks = {"num_ranks": own.num_ranks, "num_local_ranks": own.num_local_ranks, "local_rank": own.local_rank}
             machine = dataclasses.replace(machine, **ranks)
         self._checked = preflight.run(loaded, machine, is_first_rank=self.is_first_rank, say=self.run.say)
         if not self.is_first_rank:
@@ -254,7 +262,7 @@ class Session:
         if self._peers is None or self.is_first_rank:
             return RunFolder.create(config.train_dir, config.experiment, config.restart_behavior)
         folder = run_folder.run_path(config.train_dir, config.experiment) / run_folder.RANKS
-        behavior: run_folder.RestartBehavior = "overwrite" if self._first_env_steps is None else "resume"
+        behavior: run_folder.RestartBehavior = "overwrite" if self._before is None else "resume"
         return RunFolder.create(str(folder), str(self._peers.address.rank), behavior)
 
     def _train_once(self, config: TrainConfig, folder: RunFolder, stop: StopSignals, started_at: float) -> RunResult:
@@ -276,26 +284,32 @@ class Session:
                     summary = _saved_summary(folder, resumption, plan.num_workers)
                     return RunResult(summary, config, folder.path, nothing_to_do=limit)
                 if plan.num_policies == 1:
-                    self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
+                    self._hyperparameters = load_hyperparameters(resumption.checkpoint, config)
                 self._starts_of_policies = resumption.of_policies
             run.start = self._start_point(config, folder, resumption)
             for sentence in () if config.quiet else run.start.sentences:
                 run.say(sentence)
             if peers is not None:
-                env_steps = None if resumption is None else resumption.env_steps
-                elapsed_s = 0.0 if resumption is None else resumption.elapsed_s
-                settings = {"config": config.model_dump(mode="json"), "env_steps": env_steps, "elapsed_s": elapsed_s}
-                peers.send_settings({**settings, "hyperparameters": self._hyperparameters.changes()})
-        elif (env_steps := self._first_env_steps) is None:
+                settings = {
+                    "config": config.model_dump(mode="json"),
+                    "env_steps": None if resumption is None else resumption.env_steps,
+                    "elapsed_s": 0.0 if resumption is None else resumption.elapsed_s,
+                    "hyperparameters": self._hyperparameters.changes(),
+                }
+                peers.send_settings(settings)
+        elif self._before is None:
             run.start = StartPoint()
         else:  # the checkpoint of this rank has its own samples only
-            before = ResumedTotals(env_steps, self._first_elapsed_s)
-            run.start = StartPoint(checkpoint_of(folder.checkpoints, env_steps), before)
+            run.start = StartPoint(checkpoint_of(folder.checkpoints, self._before.env_steps), self._before)
         run.config = self._hyperparameters.apply_to(config)
         run.configs_of_policies = []
         if plan.num_policies > 1:
             starts = self._starts_of_policies or ((None, 0),) * plan.num_policies
-            run.configs_of_policies = [_config_of(config.of_policy(idx), path) for idx, (path, _) in enumerate(starts)]
+            own_configs = [config.of_policy(idx) for idx in range(plan.num_policies)]
+            run.configs_of_policies = [
+                load_hyperparameters(path, own).apply_to(own)
+                for (path, _), own in zip(starts, own_configs, strict=True)
+            ]
         folder.forget_after(-1 if run.start.before is None else run.start.env_steps)
         folder.write_config(config)
         folder.write_environment({**describe(plan.device), "num_ranks": plan.num_ranks})
@@ -380,7 +394,7 @@ class Session:
         """Shows progress, and passes on what observers, signals and other ranks ask for."""
         run, peers = self.run, self._peers
         monitor.tick(control)
-        for policy_idx, mean_return in monitor.take_new_bests().items() if self.is_first_rank else ():
+        for policy_idx, mean_return in monitor.take_new_bests().items():
             control.ask_for_best(mean_return, policy_idx)
         if run.draws_on_terminal:  # what a signal handler writes would break the drawing
             stop.is_silent = True
@@ -399,16 +413,23 @@ class Session:
     def _finish(
         self, config: TrainConfig, folder: RunFolder, stop: StopSignals, monitor: Monitor, outcome: LearnerOutcome
     ) -> RunResult:
-        """Saves the best policies, and writes the summary of a run that has ended.
+        """Saves each policy whose last episodes are its best, and writes the summary of a run that has ended.
 
         Raises:
             RunFailed: an observer raised, a checkpoint could not be saved, or nothing was trained.
         """
         run = self.run
         for policy_idx, of_policy in enumerate(outcome.of_policies or [outcome]):
-            best = monitor.best_so_far(policy_idx) if self.is_first_rank else None
-            if best is not None and of_policy.checkpoint is not None:
-                _save_best(Path(of_policy.checkpoint), of_policy.env_steps, best, monitor, policy_idx)
+            best = monitor.best_so_far(policy_idx)
+            if best is None or of_policy.checkpoint is None:
+                continue
+            newest = Path(of_policy.checkpoint)
+            try:
+                path = str(copy_as_best(newest, newest.parent, best))
+            except CheckpointError as error:
+                run.say(str(error))
+            else:
+                monitor.handle(CheckpointReport(path, of_policy.env_steps, None, "best", best, policy_idx))
         limit_s, error_text = config.train_for_seconds, outcome.error
         if limit_s is not None and outcome.is_complete and outcome.env_steps == 0:
             error_text = error_text or _TOO_SHORT.format(limit_s)
@@ -446,11 +467,6 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, (RunFailed, StopAtOnce)):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else 1
-
-
-def _config_of(config: TrainConfig, checkpoint: Path | None) -> TrainConfig:
-    """The settings of a policy with the hyperparameters that are in effect in its checkpoint."""
-    return config if checkpoint is None else saved_hyperparameters(load_state(checkpoint), config).apply_to(config)
 
 
 def _unused_experiment(config: TrainConfig) -> str:
@@ -495,13 +511,3 @@ def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str 
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
         return f"{resumption.elapsed_s:,.0f} s of training. Give a larger --train_for_seconds"
     return None
-
-
-def _save_best(path: Path, env_steps: int, mean_return: float, monitor: Monitor, policy_idx: int) -> None:
-    """Keeps the last checkpoint as the best: the last training episodes have the best mean return."""
-    try:
-        best = copy_as_best(path, path.parent, mean_return)
-    except CheckpointError as error:
-        monitor.say(str(error))
-        return
-    monitor.handle(CheckpointReport(str(best), env_steps, None, "best", mean_return, policy_idx))

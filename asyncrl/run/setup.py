@@ -13,7 +13,7 @@ from asyncrl.buffers.control import PoliciesControl, RunControl, WorkerDeaths
 from asyncrl.buffers.layout import opponent_prefix, policy_prefix
 from asyncrl.config.algorithms import imported
 from asyncrl.config.fixed_settings import OF_NETWORKS, fixed_changes
-from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
+from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -94,8 +94,7 @@ class RunSetup:
             attempt: 0 for the first attempt of this session, another number for each that follows a failure.
         """
         if hyperparameters is None:
-            state = None if resume_from is None else checkpoint.load_state(resume_from)
-            hyperparameters = NO_CHANGES if state is None else saved_hyperparameters(state, config)
+            hyperparameters = checkpoint.load_hyperparameters(resume_from, config)
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         mode = mode_of(plan)
@@ -119,8 +118,7 @@ class RunSetup:
             return setup
         starts = tuple(starts_of_policies) or ((None, 0),) * plan.num_policies
         changes = tuple(
-            NO_CHANGES if path is None else saved_hyperparameters(checkpoint.load_state(path), config.of_policy(idx))
-            for idx, (path, _) in enumerate(starts)
+            checkpoint.load_hyperparameters(path, config.of_policy(idx)) for idx, (path, _) in enumerate(starts)
         )
         return dataclasses.replace(setup, starts_of_policies=starts, hyperparameters_of_policies=changes)
 

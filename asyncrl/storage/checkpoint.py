@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
 from asyncrl.config.schema import TrainConfig
 
 if TYPE_CHECKING:
@@ -210,6 +211,11 @@ def _how_measured(config: TrainConfig) -> tuple[Any, ...]:
 def load_state(path: Path) -> dict[str, Any]:
     """Returns the `state` of a checkpoint without reading its tensors."""
     return _read_manifest(path).state
+
+
+def load_hyperparameters(path: Path | None, config: TrainConfig) -> Hyperparameters:
+    """The changes by observers that were in effect in a checkpoint, see `saved_hyperparameters`; none without one."""
+    return NO_CHANGES if path is None else saved_hyperparameters(load_state(path), config)
 
 
 def saved_env_steps(path: Path) -> int:

@@ -179,7 +179,7 @@ def test_a_name_can_be_used_again_after_its_process_was_reaped(manager: ProcessM
         manager.start("worker", child_targets.report_and_return, 2)
         pids.append(pid_of(manager, "worker"))
         assert outcomes_of(manager, 1) == {"worker": ChildResult("worker", "done")}
-        assert manager.bury("worker")
+        assert manager.reap("worker")
         assert not psutil.pid_exists(pids[-1])
     assert manager.end(timeout_s=20.0) == []
     assert len(manager.take_reports()) == 6
