@@ -136,21 +136,22 @@ def _num_own_tasks() -> int:
 def _start_threads(count: int) -> int:
     """Starts so many threads at the same time and ends them; returns how many the system allowed."""
     is_over = threading.Event()
-    threads = [threading.Thread(target=is_over.wait, name="dry start", daemon=True) for _ in range(count)]
+    started: list[threading.Thread] = []
     stack_before = threading.stack_size(_STACK_BYTES)
-    started = []
     try:
-        for thread in threads:
-            thread.start()
+        while len(started) < count:
+            thread = threading.Thread(target=is_over.wait, name="dry start", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the kernel refused: a limit on processes and threads, or no memory for a stack
+                break
             started.append(thread)
-    except RuntimeError:
-        pass  # the limit is reached: the caller reports how many threads were started
+        return len(started)
     finally:
         threading.stack_size(stack_before)
         is_over.set()
         for thread in started:
             thread.join()
-    return len(started)
 
 
 def _memory_problems(shared_bytes: int, num_children: int) -> Iterator[Problem]:

@@ -312,7 +312,7 @@ class Session:
             ]
         folder.forget_after(-1 if run.start.before is None else run.start.env_steps)
         folder.write_config(config)
-        folder.write_environment({**describe(plan.device), "num_ranks": plan.num_ranks})
+        folder.write_json(folder.environment, {**describe(plan.device), "num_ranks": plan.num_ranks})
         monitor = Monitor(
             run,
             started_at=started_at,
@@ -500,7 +500,7 @@ def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_worke
         best_return=best_return(resumption.checkpoint.parent),
         checkpoint=str(resumption.checkpoint),
     )
-    folder.write_summary(dataclasses.asdict(summary))
+    folder.write_json(folder.summary, dataclasses.asdict(summary))
     return summary
 
 

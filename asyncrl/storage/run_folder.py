@@ -200,15 +200,10 @@ class RunFolder:
         except (UsageError, ValueError) as error:
             raise UsageError(f"{self.config} does not hold the settings of a run: {str(error).rstrip('.')}.") from error
 
-    def write_environment(self, environment: dict[str, Any]) -> None:
-        """Writes what `asyncrl.storage.provenance.describe` returned."""
+    def write_json(self, path: Path, content: dict[str, Any]) -> None:
+        """Writes a file of the run: what `describe` returned (provenance), or the fields of a `Summary`."""
         with self._writing():
-            write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
-
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes how the run ended, the fields of a `Summary`."""
-        with self._writing():
-            write_text_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+            write_text_atomically(path, json.dumps(content, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

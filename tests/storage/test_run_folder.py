@@ -122,7 +122,7 @@ def test_a_disk_without_room_is_one_sentence_and_what_was_there_stays(train_dir)
         before = sorted(folder.path.iterdir())
         for write in (
             lambda: folder.write_config(TrainConfig(seed=2)),
-            lambda: folder.write_environment({"name": "x" * 1000}),
+            lambda: folder.write_json(folder.environment, {"name": "x" * 1000}),
         ):
             with files_of_at_most(500), pytest.raises(UsageError, match=r"Cannot write to .*run: File too large"):
                 write()
