@@ -5,15 +5,10 @@ import time
 from dataclasses import MISSING
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from told_env import Told
 
-from asyncrl.buffers.control import TrainingInfo
-from asyncrl.buffers.replay import StepRows
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spaces import read_spec
 from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, StartPoint
 from asyncrl.observers.observer import Run as ObservedRun
@@ -35,21 +30,14 @@ from asyncrl.observers.reports import (
 )
 from asyncrl.observers.summary import ResumedTotals
 from asyncrl.observers.writers import JsonLines, TensorBoard
-from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.storage.run_folder import RunFolder
 
 
-class FakeClock:
+class Watcher(Observer):
+    """Keeps what it is told."""
+
     def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-class FakeProgress(Observer):
-    def __init__(self):
-        self.records, self.updates, self.said, self.is_closed = [], [], [], False
+        self.records, self.updates, self.said, self.has_ended = [], [], [], False
 
     def on_status(self, run, status):
         (self.records if status.is_of_record else self.updates).append(status)
@@ -58,35 +46,30 @@ class FakeProgress(Observer):
         self.said.append(text)
 
     def on_end(self, run, summary):
-        self.is_closed = True
+        self.has_ended = True
 
 
 class Run:
     """A monitor over a folder, with a clock that the test moves."""
 
-    def __init__(self, path, **settings):
-        settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
-        earlier, mislead = settings.pop("earlier", None), settings.pop("training_returns_mislead", False)
-        frames_per_step = settings.pop("frames_per_step", 1)
-        start = StartPoint(before=earlier, changed_settings=settings.pop("changed", ()))
-        hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
-        self.folder = RunFolder(path)
-        self.clock, self.progress = FakeClock(), FakeProgress()
-        observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
-        observed.config, observed.folder, observed.start = TrainConfig(**settings), path, start
-        num_policies = observed.config.num_policies
-        sizes = {"num_workers": 2, "num_agents": 1, "num_envs": 4, "num_policies": num_policies, "dataset_size": 2048}
-        kind = {"hogwild": hogwild, "replay": None, "steps_tensors": False, "has_slot_pools": False}
-        observed.plan = SimpleNamespace(lag_bound=77, **kind, **sizes)
+    def __init__(self, path, earlier=None, changed=(), frames_per_step=1, training_returns_mislead=False, **settings):
+        observed = ObservedRun([JsonLines(), TensorBoard(), watcher := Watcher()])
+        given = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False, **settings}
+        observed.config, observed.folder = TrainConfig(**given), path
+        observed.start = StartPoint(before=earlier, changed_settings=changed)
         observed.spec = SimpleNamespace(frames_per_step=frames_per_step)
-        self.monitor = Monitor(
-            observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
-        )
+        kind = {"hogwild": settings.get("backend") and HogwildPlan("synced", 2), "replay": None, "steps_tensors": False}
+        sizes = {"num_workers": 2, "num_agents": 1, "num_envs": 4, "dataset_size": 2048, "lag_bound": 77}
+        num_policies = observed.config.num_policies
+        observed.plan = SimpleNamespace(has_slot_pools=False, num_policies=num_policies, **kind, **sizes)
+        self.folder, self.progress, self.now = RunFolder(path), watcher, 1000.0
+        mislead = training_returns_mislead
+        self.monitor = Monitor(observed, clock=lambda: self.now, started_at=997.0, training_returns_mislead=mislead)
         observed.notify(Observer.on_start)
 
     def at(self, seconds, *reports):
         """Handles reports at a time since the monitor was made, then ticks."""
-        self.clock.now = 1000.0 + seconds
+        self.now = 1000.0 + seconds
         for report in reports:
             self.monitor.handle(report)
         self.monitor.tick()
@@ -177,13 +160,10 @@ def test_a_report_has_the_processor_time_since_the_report_before():
     assert rollout(0) == found, "reports are compared by what they report"
 
 
-@pytest.mark.parametrize(
-    ("env", "frames_per_step", "frames"), [("ALE/Pong-v5", 4, 4096), ("a:pong", 2, 2048), ("Pendulum-v1", 1, None)]
-)
-def test_frames_of_a_game_are_a_figure_of_their_own(tmp_path, env, frames_per_step, frames):
-    run = Run(tmp_path, env=env, frames_per_step=frames_per_step)
-    run.at(1, learner(1024))
-    run.at(6)
+@pytest.mark.parametrize(("frames_per_step", "frames"), [(4, 4096), (1, None)])
+def test_frames_of_a_game_are_a_separate_metric(tmp_path, frames_per_step, frames):
+    run = Run(tmp_path, frames_per_step=frames_per_step)
+    run.at(6, learner(1024))
     (record,) = run.records
     assert (record["time/total_env_steps"], record.get("time/total_frames")) == (1024, frames)
 
@@ -312,8 +292,7 @@ def test_a_run_in_which_no_episode_ends_is_warned_once(run, tmp_path):
 
 
 def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
-    run.at(4, learner(9000))
-    run.at(4.5, EvaluationReport(8000, 64, 12.5, 3.0, 40.0, 10, 2.0))
+    run.at(4.5, learner(9000), EvaluationReport(8000, 64, 12.5, 3.0, 40.0, 10, 2.0))
     (record,) = run.records
     assert record == {"env_steps": 8000, "eval/mean_reward": 12.5, "eval/std_reward": 3.0, "eval/mean_ep_length": 40.0}
     assert run.monitor.finish("completed").eval_mean_reward == 12.5
@@ -321,12 +300,14 @@ def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
 
 def test_evaluations_of_several_policies_are_told_apart(tmp_path):
     run = Run(tmp_path, num_policies=2)
-    for policy_idx, mean_return in enumerate((12.5, 99.0)):
+    means = (12.5, 99.0)
+    for policy_idx, mean_return in enumerate(means):
         run.monitor.handle(EvaluationReport(8000, 64, mean_return, None, 40.0, 1, 2.0, policy_idx))
     run.monitor.handle(CheckpointReport("best/a", 100, None, "best", 99.0, 1))
-    first, second = run.records
-    assert first == {"env_steps": 8000, "policy_0/eval/mean_reward": 12.5, "policy_0/eval/mean_ep_length": 40.0}
-    assert second == {"env_steps": 8000, "policy_1/eval/mean_reward": 99.0, "policy_1/eval/mean_ep_length": 40.0}
+    assert run.records == [
+        {"env_steps": 8000, f"policy_{idx}/eval/mean_reward": mean, f"policy_{idx}/eval/mean_ep_length": 40.0}
+        for idx, mean in enumerate(means)
+    ]
     summary = run.monitor.finish("completed")
     assert (summary.eval_mean_reward, summary.best_return) == (12.5, None)  # those of the first policy
 
@@ -381,24 +362,10 @@ def test_the_best_of_a_stage_of_a_curriculum_is_not_that_of_an_easier_one(tmp_pa
 
 
 def test_the_same_training_info_after_a_resume_is_the_same_task(tmp_path):
-    envs = EnvGroup([Told()], [0], 0, read_spec(Told(), "Told"), "raw")
-
-    def played(message, reward):
-        """100 episodes of 5 steps, after a message that sets the reward of a step."""
-        envs.set_training_info(TrainingInfo({"reward": reward}, message))
-        obs = np.zeros((1, 2), np.float32)
-        envs.reset(obs)
-        for _ in range(600):  # a final observation has a row, too
-            rows = StepRows(*(np.zeros(1, dtype) for dtype in (np.float32, bool, bool, bool)), obs)
-            envs.step(np.zeros(1, np.int64), rows)
-        return envs.take_episodes()
-
     run = Run(tmp_path, earlier=ResumedTotals(0, 0.0, best_returns=(300.0,)))
-    first, *others = played(message=1, reward=50.0)
-    run.at(20, rollout(0, 64, [first]), rollout(0, 64, others))
-    assert run.monitor.take_new_bests() == {}
-    run.at(40, rollout(0, 64, played(message=2, reward=40.0)))
-    assert run.monitor.take_new_bests() == {0: 200.0}
+    for second, number, mean_return, best in ((20, 1, 250.0, {}), (40, 2, 200.0, {0: 200.0})):
+        run.at(second, rollout(0, 64, [EpisodeRecord(mean_return, 5, training_info=number)] * 100))
+        assert run.monitor.take_new_bests() == best
 
 
 def test_a_resumed_run_of_several_policies_has_its_own_window(tmp_path):
@@ -448,7 +415,7 @@ def test_the_summary_says_how_the_run_ended(run):
     run.at(6, learner(3000, 16, LagMetrics(8.0, 8.0, 9, 30.0), dropped=64))
     run.at(6, CheckpointReport("checkpoints/b", 3000, error="disk full"))
     run.monitor.handle(RestartReport("rollout-0", "rollout worker 0 died; it is started again"))
-    run.clock.now += 1
+    run.now += 1
     summary = run.monitor.finish("interrupted", env_steps=3100)
     written = json.loads(run.folder.summary.read_text())
     assert written.pop("ep_rew_mean_of_policies") == []
@@ -483,7 +450,7 @@ def test_the_summary_says_how_the_run_ended(run):
     )
     assert summary.checkpoint == "checkpoints/a"
     assert "disk full" in run.progress.said[0]
-    assert run.progress.is_closed
+    assert run.progress.has_ended
     assert run.records[-1]["env_steps"] == 3000
 
 
@@ -501,15 +468,8 @@ def test_workers_that_train_themselves_have_a_curve_each_which_goes_on_where_it_
 
 
 def test_a_replay_and_who_waited_for_whom_are_published(run):
-    learner = LearnerReport(
-        500,
-        0,
-        40,
-        2.0,
-        None,
-        replay=ReplayMetrics(450, 0.5),
-        phases={Phase.TRAIN: 1.5, Phase.WAIT_SAMPLES: 0.5},
-    )
+    phases = {Phase.TRAIN: 1.5, Phase.WAIT_SAMPLES: 0.5}
+    learner = LearnerReport(500, 0, 40, 2.0, None, replay=ReplayMetrics(450, 0.5), phases=phases)
     worker = RolloutReport(0, 1.0, 500, (), phases={Phase.STEP: 0.2, Phase.WAIT_UPDATES: 0.6})
     run.at(6.0, learner, worker)
     record = run.records[-1]
@@ -542,7 +502,7 @@ def test_the_time_left_is_that_of_the_nearer_limit(tmp_path):
     run.at(50, learner(2100))
     assert run.progress.records[-1].remaining_s == pytest.approx(60 - 49)
     resumed = Run(tmp_path, train_for_seconds=100.0, earlier=ResumedTotals(100, 40.0))
-    resumed.monitor.tick(control(first_step_at=resumed.clock.now))
+    resumed.monitor.tick(control(first_step_at=resumed.now))
     resumed.at(10, learner(200))
     assert resumed.progress.records[-1].remaining_s == pytest.approx(50.0), "the time of all its parts counts"
 
@@ -551,7 +511,7 @@ def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_pat
     run = Run(tmp_path, report_every_s=1000.0)
 
     def shown(seconds, activity):
-        run.clock.now = 1000.0 + seconds
+        run.now = 1000.0 + seconds
         run.monitor.tick(control(activity))
         return run.progress.updates[-1].activity
 
