@@ -208,8 +208,9 @@ class Session:
         machine = Machine.detect()
         if self._peers is not None:
             own = self._peers.address
-            ranks = {"num_ranks": own.num_ranks, "num_local_ranks": own.num_local_ranks, "local_rank": own.local_rank}
-            machine = dataclasses.replace(machine, **ranks)
+            machine = dataclasses.replace(
+                machine, num_ranks=own.num_ranks, num_local_ranks=own.num_local_ranks, local_rank=own.local_rank
+            )
         self._checked = preflight.run(loaded, machine, is_first_rank=self.is_first_rank, say=self.run.say)
         if not self.is_first_rank:
             self._checked = dataclasses.replace(self._checked, warnings=())  # rank 0 shows its own

@@ -7,10 +7,12 @@ import dataclasses
 import io
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observers import dashboard
 from asyncrl.observers.dashboard import Board, Usage, number, sparkline
+from asyncrl.observers.keys import Keys
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.progress import ProgressBar, choose_mode
 from asyncrl.observers.reports import Phase
@@ -193,30 +196,24 @@ def test_a_query_that_no_signal_ends_is_left_alone(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("progress", "is_terminal", "term", "quiet", "is_serial", "expected"),
+    ("progress", "case", "expected"),
     [
-        ("auto", True, "xterm", False, False, "dashboard"),
-        ("auto", True, "xterm", False, True, "lines"),
-        ("dashboard", True, "xterm", False, True, "dashboard"),
-        ("live", True, "xterm", False, False, "live"),
-        ("lines", True, "xterm", False, False, "lines"),
-        ("dashboard", False, "xterm", False, False, "lines"),
-        ("live", True, "dumb", False, False, "lines"),
-        ("dashboard", True, "xterm", True, False, "quiet"),
+        ("auto", {}, "dashboard"),
+        ("auto", {"is_serial": True}, "lines"),
+        ("dashboard", {"is_serial": True}, "dashboard"),
+        ("live", {}, "live"),
+        ("lines", {}, "lines"),
+        ("dashboard", {"is_terminal": False}, "lines"),
+        ("live", {"term": "dumb"}, "lines"),
+        ("dashboard", {"quiet": True}, "quiet"),
     ],
 )
 def test_where_which_progress_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-    progress: Any,
-    is_terminal: bool,
-    term: str,
-    quiet: bool,
-    is_serial: bool,
-    expected: str,
+    monkeypatch: pytest.MonkeyPatch, progress: Any, case: dict[str, Any], expected: str
 ) -> None:
-    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: is_terminal))
-    monkeypatch.setenv("TERM", term)
-    assert choose_mode(progress, quiet, is_serial) == expected
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: case.get("is_terminal", True)))
+    monkeypatch.setenv("TERM", case.get("term", "xterm"))
+    assert choose_mode(progress, case.get("quiet", False), case.get("is_serial", False)) == expected
 
 
 def started(run: Run, stream: io.StringIO, width: int = 100, lines: io.StringIO | None = None) -> ProgressBar:
@@ -244,6 +241,10 @@ def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Pat
     assert "KL divergence" not in shown_after(run, progress, stream, "d")
     assert "KL divergence" in shown_after(run, progress, stream, "xd")
     assert "KL divergence" in shown_after(run, progress, stream, "dd")
+    progress._keys = None
+    before = len(stream.getvalue())
+    progress.on_status(run, dataclasses.replace(STATUS, is_of_record=False))
+    assert len(stream.getvalue()) == before, "it was drawn a moment ago"
     start = len(stream.getvalue())
     progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]
     last = stream.getvalue()[start:]
@@ -299,40 +300,26 @@ def test_a_terminal_that_stops_taking_characters_does_not_end_the_run(tmp_path: 
     assert run.failure is None and not run.is_stopping and not run.draws_on_terminal
 
 
-_RUN_ON_TERMINAL = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_dashboard import SCALARS, STATUS, make_run
-from asyncrl.observers.status import Record
-from asyncrl.observers.observer import Observer
-from asyncrl.observers.progress import ProgressBar
-if sys.argv[1] == "background":
-    os.setpgid(0, 0) if os.fork() == 0 else os.wait() and os._exit(0)
-run, progress = make_run(Path("runs")), ProgressBar()
-run.add(progress)
-run.notify(Observer.on_start)
-run.notify(Observer.on_record, Record(25_000, SCALARS))
-run.notify(Observer.on_status, STATUS)
-if sys.argv[1] == "raises":
-    progress._board.render = None
-    run.notify(Observer.on_status, STATUS)
-    run.notify(Observer.on_end, None)
-elif sys.argv[1] == "killed":
-    os.kill(os.getpid(), 9)
-else:
-    run.notify(Observer.on_end, None)
-"""
-
-
-def on_terminal(case: str) -> tuple[str, bool]:
+def on_terminal(
+    work: Callable[[], None], is_in_background: bool = False, meanwhile: Callable[[int], None] = lambda _: None
+) -> tuple[str, bool]:
     """What a process writes to a terminal that it controls, and whether the terminal reads by line afterwards."""
     process_id, terminal = pty.fork()
     if process_id == 0:
-        os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
-        here = str(Path(__file__).parent)
-        os.execv(sys.executable, [sys.executable, "-c", _RUN_ON_TERMINAL, case, here])
+        try:
+            os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
+            sys.stdin, sys.stdout, sys.stderr = (os.fdopen(idx, "w" if idx else "r", closefd=False) for idx in range(3))
+            if is_in_background and os.fork() > 0:
+                os.wait()
+                os._exit(0)
+            if is_in_background:
+                os.setpgid(0, 0)
+            work()
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
     try:
+        meanwhile(terminal)
         written = b""
         with contextlib.suppress(OSError):  # the end of a terminal, on Linux
             while more := os.read(terminal, 65536):
@@ -343,68 +330,64 @@ def on_terminal(case: str) -> tuple[str, bool]:
         os.close(terminal)
 
 
+def show_progress(case: str, folder: Path) -> None:
+    run, progress = make_run(folder), ProgressBar()
+    run.add(progress)
+    run.notify(Observer.on_start)
+    run.notify(Observer.on_record, Record(25_000, SCALARS))
+    run.notify(Observer.on_status, STATUS)
+    if case == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case == "raises":
+        progress._board.render = None  # type: ignore[assignment, union-attr, method-assign]
+        run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_end, SimpleNamespace())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("case", ["ends", "raises", "killed"])
-def test_the_terminal_has_its_cursor_however_the_run_ends_and_its_echo_unless_it_is_killed(case: str) -> None:
-    written, is_by_line_again = on_terminal(case)
+def test_the_terminal_has_its_cursor_however_the_run_ends_and_its_echo_unless_it_is_killed(
+    case: str, tmp_path: Path
+) -> None:
+    written, is_by_line_again = on_terminal(lambda: show_progress(case, tmp_path))
     assert "KL divergence" in written, written
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     assert is_by_line_again or case == "killed"  # a shell restores the modes of the terminal after a killed command
 
 
-def test_a_run_in_the_background_writes_lines_and_no_control_sequences() -> None:
-    written, is_still_by_line = on_terminal("background")
+def test_a_run_in_the_background_writes_lines_and_no_control_sequences(tmp_path: Path) -> None:
+    written, is_still_by_line = on_terminal(lambda: show_progress("ends", tmp_path), is_in_background=True)
     assert written.splitlines() == [STATUS.text] and is_still_by_line
-
-
-_CHILD = """
-import os, sys
-from asyncrl.observers.keys import Keys
-terminal = os.open(sys.argv[1], os.O_RDWR)  # the first one of a new session becomes its terminal
-if sys.argv[2] == "background":
-    os.setpgid(0, 0) if os.fork() == 0 else os.wait() and sys.exit(0)
-keys = Keys(terminal)
-print("switched", keys.pressed() == "", flush=True)
-sys.stdin.readline()
-print("pressed", repr(keys.pressed()), flush=True)
-if sys.argv[2] == "closes":
-    keys.close()
-print("end", flush=True)
-"""
 
 
 def is_by_line(descriptor: int) -> bool:
     return bool(termios.tcgetattr(descriptor)[3] & termios.ICANON and termios.tcgetattr(descriptor)[3] & termios.ECHO)
 
 
-@pytest.mark.parametrize("case", ["closes", "background"])
-def test_keys_are_read_without_enter_and_only_in_the_foreground(case: str) -> None:
-    ours, theirs = os.openpty()
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, os.ttyname(theirs), case],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert child.stdin is not None and child.stdout is not None
-        assert child.stdout.readline() == "switched True\n"
-        is_in_foreground = case == "closes"
-        assert is_by_line(ours) is not is_in_foreground
-        os.write(ours, b"dx" if is_in_foreground else b"dx\n")
-        time.sleep(0.05)
-        said, _ = child.communicate("\n", timeout=30)
-        assert said.splitlines() == [f"pressed {'dx' if is_in_foreground else ''!r}", "end"]
-        assert child.returncode == 0, "it was not stopped by a signal of the terminal"
-        assert is_by_line(ours)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+@pytest.mark.parametrize("is_in_background", [False, True])
+def test_keys_are_read_without_enter_and_only_in_the_foreground(is_in_background: bool) -> None:
+    reading, typed = os.pipe()
+
+    def read_keys() -> None:
+        keys = Keys(0)
+        print("switched", keys.pressed(), flush=True)
+        os.read(reading, 1)
+        print("pressed", repr(keys.pressed()), flush=True)
+        keys.close()
+        print("not stopped")
+
+    def press(terminal: int) -> None:
+        assert os.read(terminal, 100) == b"switched \r\n"
+        assert is_by_line(terminal) is is_in_background
+        os.write(terminal, b"dx\n" if is_in_background else b"dx")
+        os.write(typed, b".")
+
+    written, is_by_line_again = on_terminal(read_keys, is_in_background, press)
+    assert f"pressed {'' if is_in_background else 'dx'!r}\r\nnot stopped" in written and is_by_line_again
+    os.close(reading)
+    os.close(typed)
 
 
 def test_without_a_terminal_nothing_is_read() -> None:
-    from asyncrl.observers.keys import Keys
-
     reading, writing = os.pipe()
     try:
         os.write(writing, b"d")
@@ -415,14 +398,3 @@ def test_without_a_terminal_nothing_is_read() -> None:
     finally:
         os.close(reading)
         os.close(writing)
-
-
-def test_statuses_between_two_drawings_cost_nothing(tmp_path: Path) -> None:
-    stream, run = io.StringIO(), make_run(tmp_path)
-    progress = started(run, stream)
-    progress.on_status(run, STATUS)
-    before = len(stream.getvalue())
-    for _ in range(3):
-        progress.on_status(run, dataclasses.replace(STATUS, is_of_record=False))
-    assert len(stream.getvalue()) == before
-    progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from asyncrl import Observer, RunResult, TrainConfig, Trainer
+from asyncrl import Observer, TrainConfig, Trainer
 from asyncrl.observers.observer import Run
 from asyncrl.observers.reports import EpisodeRecord
 from asyncrl.observers.status import Record
@@ -103,29 +103,23 @@ def test_the_reader_of_stable_baselines_takes_the_files(tmp_path: Path) -> None:
     assert frame["t"].is_monotonic_increasing
 
 
-def test_every_episode_of_a_run_is_in_its_file(tmp_path: Path) -> None:
-    class Counts(Observer):
-        def __init__(self) -> None:
-            self.lengths: list[str] = []
+def test_every_episode_of_a_run_is_in_its_file_if_the_setting_says_so(tmp_path: Path) -> None:
+    lengths: list[str] = []
 
+    class Listens(Observer):
         def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
-            self.lengths.append(str(episode.length))
+            lengths.append(str(episode.length))
 
-    def train(steps: int, **settings: bool) -> RunResult:
-        given = {"env": "CartPole-v1", "serial_mode": True, "num_workers": 1, "report_every_s": 0.1, **settings}
-        config = TrainConfig(train_dir=str(tmp_path), experiment="run", train_for_env_steps=steps, **given)
-        return Trainer(config, [counts], preset="none").run()
-
-    counts = Counts()
-    result = train(2000, episodes_csv=True)
-    assert [row["l"] for row in read(result.folder)] == counts.lengths and counts.lengths
-    counts = Counts()
-    overwritten = Trainer(
-        result.config.model_copy(update={"experiment": "without", "episodes_csv": False, "train_dir": str(tmp_path)}),
-        [counts],
-        preset="none",
-    ).run()
-    assert counts.lengths and not (overwritten.folder / "episodes").exists()
+    small = {"num_workers": 1, "num_envs_per_worker": 2, "rollout": 32, "batch_size": 64, "report_every_s": 0.1}
+    for episodes_csv in (True, False):
+        config = TrainConfig(
+            env="CartPole-v1", train_dir=str(tmp_path), experiment=f"csv_{episodes_csv}", serial_mode=True,
+            async_rl=False, episodes_csv=episodes_csv, train_for_env_steps=256, **small,
+        )  # fmt: skip
+        lengths.clear()
+        folder = Trainer(config, [Listens()], preset="none").run().folder
+        assert lengths and (folder / "episodes").exists() == episodes_csv
+        assert not episodes_csv or [row["l"] for row in read(folder)] == lengths
 
 
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path: Path) -> None:
