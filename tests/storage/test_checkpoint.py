@@ -144,21 +144,18 @@ FILES = ["model.safetensors", "optimizer.safetensors", "replay.safetensors", "st
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path, name):
+def test_a_flipped_bit_of_any_byte_and_a_cut_are_noticed(tmp_path, name):
     content = dataclasses.replace(make_checkpoint(), replay=make_replay())
     path = checkpoints.save(tmp_path, content, 1, keep=1)
     assert sorted(FILES) == names(path)
     sound = (path / name).read_bytes()
-    for place in range(len(sound)):
-        flipped = bytearray(sound)
-        flipped[place] ^= 1 << place % 8
-        (path / name).write_bytes(flipped)
+    flips = [sound[:place] + bytes([sound[place] ^ 1 << place % 8]) + sound[place + 1 :] for place in range(len(sound))]
+    cuts = [sound[:length] for length in (0, 1, len(sound) // 2, len(sound) - 1)]
+    for damaged in (*flips, *cuts):
+        (path / name).write_bytes(damaged)
         with pytest.raises(CheckpointError, match="damaged") as caught:
-            checkpoints.load(path, with_replay=True)
+            checkpoints.load(path, with_replay=name in ("replay.safetensors", "SHA256SUMS"))
         assert name in str(caught.value) or name == "SHA256SUMS"
-        (path / name).write_bytes(sound[:place])
-        with pytest.raises(CheckpointError, match="damaged"):
-            checkpoints.load(path, with_replay=True)
     (path / name).write_bytes(sound)
     assert checkpoints.load(path, with_replay=True).state == content.state
 
