@@ -165,11 +165,13 @@ def lose_the_fork_server(folder: str) -> None:
     manager.end(timeout_s=0.0)
 
 
-def start_a_printer(folder: str, ending: str) -> None:
-    """Starts a child that prints and fails, and prints what became of it; the main program of a process."""
+def start_printers(folder: str) -> None:
+    """Starts children that print and fail, and prints what became of them; the main program of a process."""
     manager = _light_manager(folder)
-    manager.start("printer", print_and_end, ending)
-    print(type(_outcome_of(manager, "printer")).__name__, flush=True)
+    for ending in ("raise", "exit", "kill"):
+        manager.start(ending, print_and_end, ending)
+        outcome = _outcome_of(manager, ending)
+        print(outcome.summary if isinstance(outcome, ChildFailure) else outcome, flush=True)
     manager.end(timeout_s=20.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from asyncrl.processes import peers
 from asyncrl.processes.children import RunFailed
 from asyncrl.processes.peers import LOST_OTHERS, Peers
-from asyncrl.processes.signals import STOPPING, StopAtOnce
+from asyncrl.processes.signals import StopAtOnce
 from asyncrl.processes.torchrun import RankAddress
 from asyncrl.run import session as run_session
 
@@ -67,19 +68,16 @@ def test_a_rank_that_fails_is_named_with_its_reason(join: Callable[[int], Peers]
         assert explained.summary == f"{seen} (here: learner: rank 0 {LOST_OTHERS})"
 
 
-def test_an_exit_code_says_whether_a_rank_has_failed(join: Callable[[int], Peers]) -> None:
-    with join(0) as first:
-        with join(1) as second:
-            second.note_exit_code(2)
-        assert failure_seen_by(first).endswith("failed: ended with exit code 2")
-
-
-@pytest.mark.parametrize("exit_code", [0, *(128 + number for number in STOPPING)])
-def test_a_rank_that_a_signal_has_stopped_has_not_failed(exit_code: int, join: Callable[[int], Peers]) -> None:
+@pytest.mark.parametrize(("exit_code", "has_failed"), [(0, False), (128 + signal.SIGTERM, False), (2, True)])
+def test_an_exit_code_says_whether_a_rank_has_failed(
+    exit_code: int, has_failed: bool, join: Callable[[int], Peers]
+) -> None:
     with join(0) as first:
         with join(1) as second:
             second.note_exit_code(exit_code)
-        assert first._store.check(["left/1"]) and not first._store.check(["failed/1"])
+        assert (first._store.check(["left/1"]), first._store.check(["failed/1"])) == (not has_failed, has_failed)
+        if has_failed:
+            assert failure_seen_by(first).endswith("failed: ended with exit code 2")
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), StopAtOnce("Second SIGTERM", 143)], ids=repr)

@@ -22,7 +22,7 @@ from killing import pids
 from signal_slot.signal_slot import EventLoop
 
 from asyncrl.processes import children as processes
-from asyncrl.processes.children import ChildFailure, ChildResult, ProcessManager, allow_descriptors, describe_exit
+from asyncrl.processes.children import ChildFailure, ChildResult, ProcessManager, allow_descriptors
 from asyncrl.processes.signals import STOPPING
 
 TESTS = str(Path(__file__).parents[1])
@@ -63,14 +63,6 @@ def reports_of(manager: ProcessManager, count: int) -> list[Any]:
     return reports
 
 
-def test_a_childs_result_and_its_reports_arrive(manager: ProcessManager) -> None:
-    manager.start("counter", child_targets.report_and_return, 5)
-    assert outcomes_of(manager, 1) == {"counter": ChildResult("counter", "done")}
-    assert manager.running == []
-    assert manager.end(timeout_s=20.0) == []
-    assert [report.worker_idx for report in manager.take_reports()] == list(range(5))
-
-
 def test_a_child_that_has_left_a_thread_ends_by_itself(manager: ProcessManager) -> None:
     manager.start("simulator", child_targets.leave_a_thread)
     assert outcomes_of(manager, 1) == {"simulator": ChildResult("simulator", "done")}
@@ -104,35 +96,27 @@ def test_a_failure_in_a_childs_own_words_arrives_and_may_be_a_death(
     assert outcomes_of(manager, 1) == {"child": failure}
 
 
-@pytest.mark.parametrize("ending", ["raise", "exit", "kill"])
 def test_what_a_child_has_printed_is_in_its_log_however_it_ends(
-    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    output, _ = run_program(f"start_a_printer({str(tmp_path)!r}, {ending!r})").communicate()
-    assert output == "ChildFailure\n"
-    log = (tmp_path / "printer.log").read_text()
-    assert "the wheels are loose\n" in log
-    if ending == "raise":
-        assert log.index("without an end of its line") < log.index("ValueError")
+    output, _ = run_program(f"start_printers({str(tmp_path)!r})").communicate()
+    assert output.splitlines() == [
+        "raise failed: ValueError: the wheels are off",
+        "exit ended with exit code 3",
+        "kill died: SIGKILL, possibly out of memory",
+    ]
+    logs = {ending: (tmp_path / f"{ending}.log").read_text() for ending in ("raise", "exit", "kill")}
+    assert all("the wheels are loose\n" in log for log in logs.values())
+    assert logs["raise"].index("without an end of its line") < logs["raise"].index("ValueError")
 
 
-def test_a_killed_child_is_described_and_the_others_live_on(manager: ProcessManager) -> None:
-    manager.start("victim", child_targets.sleep)
-    manager.start("other", child_targets.sleep)
-    os.kill(pid_of(manager, "victim"), signal.SIGKILL)
-    failure = outcomes_of(manager, 1)["victim"]
-    assert failure.summary == "victim died: SIGKILL, possibly out of memory"
-    assert manager.running == ["other"]
-    assert manager.end(timeout_s=0.0) == ["other"]
-
-
-@pytest.mark.parametrize("number", STOPPING)
-def test_signals_that_ask_for_an_end_are_the_runners_business(manager: ProcessManager, number: int) -> None:
+def test_signals_that_ask_for_an_end_are_the_runners_business(manager: ProcessManager) -> None:
     manager.start("busy", child_targets.report_for_ever, 0)
     reports_of(manager, 1)
-    os.kill(pid_of(manager, "busy"), number)
-    reports_of(manager, 300)
+    for number in STOPPING:
+        os.kill(pid_of(manager, "busy"), number)
+        reports_of(manager, 300)
     os.kill(pid_of(manager, "busy"), signal.SIGABRT)
     assert outcomes_of(manager, 1)["busy"].summary == "busy died: SIGABRT"
 
@@ -173,16 +157,18 @@ def test_a_wait_without_children_takes_its_time_too(manager: ProcessManager, mon
     assert slept == [0.25]
 
 
-def test_a_name_can_be_used_again_after_its_process_was_reaped(manager: ProcessManager) -> None:
+def test_results_and_reports_arrive_and_a_name_can_be_used_again_after_a_reap(
+    manager: ProcessManager,
+) -> None:
     pids = []
     for _ in range(3):
         manager.start("worker", child_targets.report_and_return, 2)
         pids.append(pid_of(manager, "worker"))
         assert outcomes_of(manager, 1) == {"worker": ChildResult("worker", "done")}
-        assert manager.reap("worker")
+        assert manager.running == [] and manager.reap("worker")
         assert not psutil.pid_exists(pids[-1])
     assert manager.end(timeout_s=20.0) == []
-    assert len(manager.take_reports()) == 6
+    assert sorted(report.worker_idx for report in manager.take_reports()) == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_child_that_hangs_is_killed_with_its_stacks_in_its_log(
@@ -201,6 +187,7 @@ def test_children_killed_while_they_report_never_block_the_runner(manager: Proce
     names = [f"child {number}" for number in range(4)]
     for number, name in enumerate(names):
         manager.start(name, child_targets.report_for_ever, number)
+    manager.start("other", child_targets.sleep)
     heard: set[int] = set()
     while len(heard) < len(names):
         heard |= {report.worker_idx for report in reports_of(manager, 1)}
@@ -210,10 +197,11 @@ def test_children_killed_while_they_report_never_block_the_runner(manager: Proce
     assert {outcome.summary for outcome in outcomes.values()} == {
         f"{name} died: SIGKILL, possibly out of memory" for name in names
     }
+    assert manager.running == ["other"]
     manager.take_reports()
     manager.start("next", child_targets.report_and_return, 3)
     assert outcomes_of(manager, 1) == {"next": ChildResult("next", "done")}
-    assert manager.end(timeout_s=20.0) == []
+    assert manager.reap("next") and manager.end(timeout_s=0.0) == ["other"]
 
 
 def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
@@ -236,10 +224,6 @@ def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
     unlocked.set()
     while any(thread.name.endswith("of stuck") for thread in threading.enumerate()):
         time.sleep(0.01)
-
-
-def test_an_exit_code_is_put_in_words() -> None:
-    assert describe_exit(3) == "ended with exit code 3"
 
 
 def run_program(call: str) -> subprocess.Popen[str]:
