@@ -12,7 +12,7 @@ from asyncrl.observers.reports import EPISODE_WINDOW, EpisodeRecord, EvaluationR
 from asyncrl.observers.status import Status
 
 
-class _OfOneRun(Observer):
+class _StateOfRun(Observer):
     """A callback whose state belongs to a run; a restart after the learner's death keeps it."""
 
     _run: Run | None = None
@@ -59,7 +59,7 @@ class StopTrainingOnRewardThreshold(_EvaluationObserver):
             run.stop(f"the mean return {evaluation.mean_reward:,.1f} reaches {self.reward_threshold:g}")
 
 
-class StopTrainingOnNoModelImprovement(_EvaluationObserver, _OfOneRun):
+class StopTrainingOnNoModelImprovement(_EvaluationObserver, _StateOfRun):
     """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`.
 
     The evaluations of several policies are counted together; each has its own best return.
@@ -118,7 +118,7 @@ class EveryNTimesteps(Observer):
             self.callback(run)
 
 
-class EnvironmentCurriculum(_OfOneRun):
+class EnvironmentCurriculum(_StateOfRun):
     """Leads the environments through stages of difficulty.
 
     A stage is a dict, which every environment with a method `set_training_info` gets. The next stage begins when the

@@ -1,4 +1,4 @@
-"""The dashboard of a run: its figures as a table for a terminal, drawn with Rich."""
+"""The dashboard of a run: its metrics as a table for a terminal, drawn with Rich."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _FAULTS = {
     "perf/dropped_samples": "dropped samples",
     "train/skipped_steps": "skipped updates",
 }
-_OF_POLICIES = {
+_POLICY_COLUMNS = {
     "rollout/ep_rew_mean": "return",
     "rollout/ep_len_mean": "length",
     "time/total_env_steps": "steps",
@@ -65,12 +65,12 @@ _OF_POLICIES = {
     "lag/mean": "lag",
     "train/entropy": "entropy",
 }
-_POLICY_WIDTH, _FIGURE_WIDTH = 6, 12
+_POLICY_WIDTH, _NUMBER_WIDTH = 6, 12
 _EXTRA = "episode_extra_stats/"
 
 
 class Board:
-    """Collects the figures of a run, and makes the table of them.
+    """Collects the metrics of a run, and makes the table of them.
 
     Attributes:
         usage: processor and memory of the run's processes.
@@ -82,19 +82,19 @@ class Board:
         self._status: Status | None = None
         self._scalars: dict[str, float] = {}
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
-        self._of_episodes = {
+        self._episode_curves = {
             name: deque[tuple[float, float]](maxlen=_HISTORY) for name in ("rollout/ep_rew_mean", "rollout/ep_len_mean")
         }
 
-    def note_status(self, status: Status) -> None:
+    def add_status(self, status: Status) -> None:
         self._status = status
         if status.fps is not None and status.is_of_record:
             self._speeds.append(status.fps)
 
-    def note_record(self, record: Record) -> None:
+    def add_record(self, record: Record) -> None:
         self._scalars.update(record.scalars)
         now = record.scalars.get("time/time_elapsed")
-        for name, history in self._of_episodes.items():
+        for name, history in self._episode_curves.items():
             if now is not None and name in record.scalars:
                 history.append((now, record.scalars[name]))
 
@@ -136,7 +136,7 @@ class Board:
         speed = None if self._status is None else self._status.fps
         rows = [("speed", number(speed), "steps/s", list(self._speeds), "")]
         for name, title in (("rollout/ep_rew_mean", "return"), ("rollout/ep_len_mean", "length")):
-            history = self._of_episodes[name]
+            history = self._episode_curves[name]
             latest = history[-1][1] if history else None
             rows.append((title, number(latest), "", [value for _, value in history], _trend(history)))
         texts = []
@@ -174,21 +174,23 @@ class Board:
         count = self._run.plan.num_policies
         if count == 1 or not self._scalars:
             return []
-        names = [name for name in _OF_POLICIES if any(f"policy_{idx}/{name}" in self._scalars for idx in range(count))]
-        names = names[: (width - _POLICY_WIDTH) // _FIGURE_WIDTH]
-        titles = "".join(f"{_OF_POLICIES[name]:>{_FIGURE_WIDTH}}" for name in names)
+        names = [
+            name for name in _POLICY_COLUMNS if any(f"policy_{idx}/{name}" in self._scalars for idx in range(count))
+        ]
+        names = names[: (width - _POLICY_WIDTH) // _NUMBER_WIDTH]
+        titles = "".join(f"{_POLICY_COLUMNS[name]:>{_NUMBER_WIDTH}}" for name in names)
         rows = [Text(f"{'policy':<{_POLICY_WIDTH}}{titles}", "dim")]
         shown = count if count + 2 <= most_rows else max(1, most_rows - 3)
         for idx in range(shown):
             values = (number(self._scalars.get(f"policy_{idx}/{name}")) for name in names)
-            rows.append(Text(f"{idx:<{_POLICY_WIDTH}}" + "".join(f"{value:>{_FIGURE_WIDTH}}" for value in values)))
+            rows.append(Text(f"{idx:<{_POLICY_WIDTH}}" + "".join(f"{value:>{_NUMBER_WIDTH}}" for value in values)))
         if shown < count:
             rows.append(Text(f"and {count - shown} more", "dim"))
         return [*rows, Text("")]
 
 
 def number(value: float | None) -> str:
-    """A figure with about four digits."""
+    """A number with about four digits."""
     if value is None or value != value:
         return UNKNOWN
     if value == 0 or 0.001 <= abs(value) < 1:
@@ -222,7 +224,7 @@ def _trend(history: Iterable[tuple[float, float]]) -> str:
 
 
 def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int, height: int) -> RenderableType:
-    """Blocks of named figures side by side. Where there is no room the longest of a column loses its last rows."""
+    """Blocks of named numbers side by side. Where there is no room the longest of a column loses its last rows."""
     count = max(1, min(len(blocks), 2 if width < 120 else 3 if width < 180 else 5))
     own_width = (width - 3 * (count - 1)) // count
     stacks: list[list[list[Text]]] = [[] for _ in range(count)]
@@ -264,14 +266,14 @@ class Usage:
         self._looked_at = 0.0
         self._before: Mapping[int, float] = {}
         self._rows: list[tuple[str, str]] = []
-        self._of_gpus: list[tuple[str, str]] = []
+        self._gpu_rows: list[tuple[str, str]] = []
 
     def rows(self) -> list[tuple[str, str]]:
         """Names and values."""
         now = time.monotonic()
         if now - self._looked_at >= self.EVERY_S:
             self._look(now)
-        return [*self._rows[:2], *self._of_gpus, *self._rows[2:]]
+        return [*self._rows[:2], *self._gpu_rows, *self._rows[2:]]
 
     def close(self) -> None:
         if self._query is not None:
@@ -290,9 +292,9 @@ class Usage:
             except psutil.Error:
                 continue
             seconds[process.pid] = times.user + times.system
-            of_others = getattr(memory, "shared", 0)
-            private += memory.rss - of_others
-            shared = max(shared, of_others)
+            shared_here = getattr(memory, "shared", 0)
+            private += memory.rss - shared_here
+            shared = max(shared, shared_here)
         used = sum(spent - self._before.get(pid, spent) for pid, spent in seconds.items())
         cores = used / (now - self._looked_at) if self._before else None
         self._before, self._looked_at = seconds, now
@@ -315,7 +317,7 @@ class Usage:
             for line in self._query.communicate()[0].splitlines() if self._query.returncode == 0 else ():
                 idx, busy, used, total = (part.strip() for part in line.split(","))
                 name, text = f"GPU {idx}", f"{busy.replace('[N/A]', UNKNOWN)} %, {_gib(used)} of {_gib(total)} GiB"
-                self._of_gpus = [*(row for row in self._of_gpus if row[0] != name), (name, text)]
+                self._gpu_rows = [*(row for row in self._gpu_rows if row[0] != name), (name, text)]
         what = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
         self._query = subprocess.Popen(
             ["nvidia-smi", what, "--format=csv,noheader,nounits"],

@@ -1,6 +1,6 @@
-"""What each figure means that a run publishes to `metrics.jsonl`, TensorBoard, trackers and observers.
+"""What each metric means that a run publishes to `metrics.jsonl`, TensorBoard, trackers and observers.
 
-Of several policies each has its own figures: those that belong to one policy begin with `policy_N/`.
+Each of several policies has separate metrics, whose names begin with `policy_N/`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ METRICS: dict[str, str] = {
 
 
 def describe(name: str) -> str | None:
-    """The meaning of a published figure; None if it is unknown."""
+    """The meaning of a published metric; None if it is unknown."""
     name = re.sub(r"^policy_\d+/", "", name)
     if name in METRICS:
         return METRICS[name]

@@ -72,7 +72,7 @@ class Observer:
         """Progress of the run; called about four times a second."""
 
     def on_record(self, run: Run, record: Record) -> None:
-        """A record of figures, the same that `metrics.jsonl` gets: every `report_every_s`, and for each evaluation."""
+        """A record of metrics, the same that `metrics.jsonl` gets: every `report_every_s`, and for each evaluation."""
 
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
         """A training episode has ended. Workers report about once a second, so episodes arrive in groups."""
@@ -94,7 +94,7 @@ class Observer:
 
 
 EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
-_OF_STABLE_BASELINES = {
+_STABLE_BASELINES_EVENTS = {
     "on_step": "on_status",
     "on_rollout_end": "on_record",
     "on_training_start": "on_start",
@@ -112,7 +112,7 @@ def refuse_unknown_events(observer: Observer) -> None:
     for method in dir(kind):
         name = method.removeprefix("_")
         if name.startswith("on_") and method not in EVENTS and callable(getattr(kind, method)):
-            near = _OF_STABLE_BASELINES.get(name) or nearest(name, EVENTS)
+            near = _STABLE_BASELINES_EVENTS.get(name) or nearest(name, EVENTS)
             hint = f"; the nearest is {near}" if near else ""
             raise UsageError(
                 f"The callback {kind.__name__} has a method {method}, but there is no such event{hint}. The events are "

@@ -35,7 +35,7 @@ class ProgressBar(Observer):
     """Shows what `python -m asyncrl.train` shows while a run trains: progress, evaluations and messages.
 
     The modes:
-        dashboard: a table of the run's figures, drawn again each second. The key d changes to the live line and back.
+        dashboard: a table of the run's metrics, drawn again each second. The key d changes to the live line and back.
         live: one line at the bottom of the terminal, drawn again for each status. The key d changes to the dashboard.
         lines: a line every `report_every_s`, for log files, pipes and CI.
         quiet: messages only.
@@ -74,12 +74,12 @@ class ProgressBar(Observer):
 
     def on_record(self, run: Run, record: Record) -> None:
         if self._board is not None:
-            self._board.note_record(record)
+            self._board.add_record(record)
 
     def on_status(self, run: Run, status: Status) -> None:
         """Draws dashboard or live line again, or prints a line if the status belongs to a record."""
         if self._board is not None:
-            self._board.note_status(status)
+            self._board.add_status(status)
         if self._mode in _DRAWN and self._is_in_foreground(run):
             try:
                 self._answer_keys()
@@ -194,7 +194,7 @@ class ProgressBar(Observer):
             self._board_drawn_at = 0.0
 
     def _live_line(self, status: Status) -> Text:
-        """The figures, behind a bar if there is room. The line never wraps: Rich cannot erase a wrapped line."""
+        """The numbers, behind a bar if there is room. The line never wraps: Rich cannot erase a wrapped line."""
         from rich.text import Text
 
         console = self._terminal()

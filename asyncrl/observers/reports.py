@@ -114,8 +114,8 @@ class EpisodeRecord:
 def mean_extra_stats(extra_stats: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Mean of each of the environment's own numbers, over the episodes that have it."""
     values: dict[str, list[float]] = {}
-    for of_episode in extra_stats:
-        for name, value in of_episode.items():
+    for stats in extra_stats:
+        for name, value in stats.items():
             values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
 
@@ -168,7 +168,7 @@ class TrainMetrics:
 class SacMetrics:
     """Means over the updates of one call, in Stable-Baselines3's terms.
 
-    If `policy_delay` leaves the call no policy update, the policy's figures are those of its last updates, and 0 before
+    If `policy_delay` leaves the call no policy update, the policy's metrics are those of its last updates, and 0 before
     the first. `entropy` is in nats; gradient norms are measured before clipping.
     """
 
@@ -185,7 +185,7 @@ class SacMetrics:
 
 @dataclass(frozen=True)
 class Td3Metrics:
-    """Means over the updates of one call; the policy's figures as in `SacMetrics`."""
+    """Means over the updates of one call; the policy's metrics as in `SacMetrics`."""
 
     actor_loss: float
     critic_loss: float

@@ -1,4 +1,4 @@
-"""The figures that a run shows and records while it trains."""
+"""The metrics that a run shows and records while it trains."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncrl.observers.summary import UNKNOWN, duration
 
 @dataclass(frozen=True)
 class Record:
-    """Published figures of one moment.
+    """Published metrics of one moment.
 
     Attributes:
         env_steps: environment steps trained on.
-        scalars: figures by their names in `metrics.jsonl` and TensorBoard.
+        scalars: metrics by their names in `metrics.jsonl` and TensorBoard.
     """
 
     env_steps: int
@@ -23,7 +23,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run. A figure that is not known yet is None.
+    """Progress of a run. A value that is not known yet is None.
 
     Attributes:
         env_steps: environment steps trained on.
@@ -33,7 +33,7 @@ class Status:
         episode_return: mean return of the last 100 training episodes.
         lag_mean, lag_max: policy lag in versions.
         remaining_s: seconds until the run ends.
-        activity: what the run is doing, if the figures do not show it.
+        activity: what the run is doing, if the numbers do not show it.
         is_of_record: whether it belongs to a record: every `report_every_s` and at the end.
     """
 
@@ -55,11 +55,11 @@ class Status:
 
     @property
     def text(self) -> str:
-        """One line with every figure."""
+        """One line with every number."""
         return " | ".join(self._parts().values())
 
     def text_within(self, width: int) -> str:
-        """One line of at most `width` characters; figures are left out, the least important first, until it fits."""
+        """One line of at most `width` characters; numbers are left out, the least important first, until it fits."""
         parts = self._parts()
         for name in ("lag", "elapsed", "fps", "return", "left"):
             if len(" | ".join(parts.values())) <= width:

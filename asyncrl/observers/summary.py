@@ -29,7 +29,7 @@ class ResumedTotals:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended. A figure that never became known is None.
+    """How a run ended. A value that never became known is None.
 
     Attributes:
         status: `completed`: a limit was reached; `stopped`: a callback ended the run; `interrupted`: the user did;
@@ -93,12 +93,12 @@ class Summary:
             places: paths by their descriptions.
             commands: commands by what they do.
         """
-        figures = (
+        metrics = (
             ("last 100 episodes", self.ep_rew_mean),
             ("last evaluation", self.eval_mean_reward),
             ("best", self.best_return),
         )
-        returns = [f"{value:,.1f} ({what})" for what, value in figures if value is not None]
+        returns = [f"{value:,.1f} ({what})" for what, value in metrics if value is not None]
         rows = {"return": ", ".join(returns) or "no episode has ended"}
         if self.ep_rew_mean_of_policies:
             each = ("-" if value is None else f"{value:,.1f}" for value in self.ep_rew_mean_of_policies)

@@ -24,10 +24,10 @@ def use_one_thread_in_a_fork() -> None:
         torch.set_num_threads(1)
 
 
-def _note_fork() -> None:
+def _record_fork() -> None:
     global _has_lost_threads
     _has_lost_threads = _has_lost_threads or "torch" in sys.modules
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
+    os.register_at_fork(after_in_child=_record_fork)

@@ -208,7 +208,7 @@ class Peers:
         self._own_failure = failure.summary
         return failure
 
-    def note_exit_code(self, exit_code: int, *, was_stopped_at_once: bool = False) -> None:
+    def record_exit_code(self, exit_code: int, *, was_stopped_at_once: bool = False) -> None:
         """Notes the exit code of this rank, which other ranks are told if it is a failure.
 
         Args:

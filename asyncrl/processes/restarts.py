@@ -73,7 +73,7 @@ class HangDetector:
         self._seen: dict[str, int] = {}
         self._still_s: dict[str, float] = {}
 
-    def note_start(self, name: str, number: int) -> None:
+    def record_start(self, name: str, number: int) -> None:
         """Notes the start of a process and its progress number then, which may change before the first check."""
         self._seen[name], self._still_s[name] = number, 0.0
 

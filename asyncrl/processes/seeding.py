@@ -76,15 +76,15 @@ def seed_global_generators(seed: int) -> None:
 @contextlib.contextmanager
 def restoring_global_generators() -> Iterator[None]:
     """Restores the global generators of Python, NumPy and PyTorch at its end."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     torch = sys.modules.get("torch")
     generators = [] if torch is None else [torch.default_generator, *torch.cuda.default_generators]
     states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
         if torch is not None and len(generators) == 1:  # GPUs that nobody had used would keep the seed of meanwhile

@@ -133,12 +133,12 @@ def run(
                 policies = [config.of_policy(idx) for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             problems += _key_problems_of_policies(policies, specs)
-            of_one_rank = _size_of_rank(config, plan, spec, specs, policies)
+            rank_bytes = _size_of_rank(config, plan, spec, specs, policies)
         except Exception as error:
             problems += _network_problems(error, [config, *policies], _names(name_problems), _names(problems))
         else:
-            needed = of_one_rank * plan.num_local_ranks
-            problems += dry_start.find_plan_problems(config, plan, of_one_rank)
+            needed = rank_bytes * plan.num_local_ranks
+            problems += dry_start.find_plan_problems(config, plan, rank_bytes)
             if needed > free:
                 problems.append(mode_of(plan).memory_problem(plan, needed, free))
             else:
@@ -202,10 +202,10 @@ def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None]
 def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     """What the settings cannot do with the environment's spaces."""
     yield from mode_of(plan).find_spec_problems(config, plan, spec)
-    of_features = [found for rule in hooks("SPEC_RULES").values() for found in load(rule)(config, plan, spec)]
-    yield from of_features
+    feature_problems = [found for rule in hooks("SPEC_RULES").values() for found in load(rule)(config, plan, spec)]
+    yield from feature_problems
     # Where agents have different spaces, the problem of a feature names the mapping that fits.
-    checks_mapping = not of_features if spec.spaces else plan.num_policies > 1
+    checks_mapping = not feature_problems if spec.spaces else plan.num_policies > 1
     if checks_mapping:
         yield from _mapping_problems(config, spec)
     for kind in spec.kinds:
@@ -230,11 +230,11 @@ def _network_problems(
     error: Exception, configs: Sequence[TrainConfig], wrong_names: Collection[str], known: Collection[str]
 ) -> list[Problem]:
     """The problem of networks that cannot be made, unless it is known; raises what is not the user's mistake."""
-    of_user = _networks_of_user(configs)
-    if of_user:
+    user_networks = _networks_of_user(configs)
+    if user_networks:
         if "import_modules" in wrong_names:
             return []
-        return [_of_user_code(of_user, "making or calling the network", error)]
+        return [_user_code_problem(user_networks, "making or calling the network", error)]
     if not isinstance(error, UsageError):
         raise error
     return [] if "algo" in known else [Problem(("algo", "env"), str(error))]
@@ -291,7 +291,7 @@ def _refused_names(setting: str, names: Iterable[str], find: Callable[[str], obj
         try:
             find(name)
         except Exception as error:
-            yield _of_user_code((setting,), "importing a module", error)
+            yield _user_code_problem((setting,), "importing a module", error)
 
 
 def _known_to_this_script_only(config: TrainConfig) -> Iterator[Problem]:
@@ -317,7 +317,7 @@ def _networks_of_user(configs: Iterable[TrainConfig]) -> tuple[str, ...]:
     return tuple(name for name in _NETWORKS_OF_USERS if any(getattr(each, name) != "default" for each in configs))
 
 
-def _of_user_code(names: tuple[str, ...], what: str, error: Exception) -> Problem:
+def _user_code_problem(names: tuple[str, ...], what: str, error: Exception) -> Problem:
     """A mistake in the user's module, or an exception that it raised, with its traceback."""
     if isinstance(error, UsageError):
         return Problem(names, str(error))
@@ -375,13 +375,13 @@ def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
     parts, keys = spec.observation.parts, config.critic_only_keys
     names = dict.fromkeys(part.path[0] for part in parts if part.path and part.kind != "mask")
     for key in keys:
-        of_key = [part for part in parts if part.is_in([key])]
-        if not of_key:
+        found_parts = [part for part in parts if part.is_in([key])]
+        if not found_parts:
             found = f"those of {spec.env_id} are {', '.join(map(str, names))}" if names else "they have no keys"
             yield Problem(
                 ("critic_only_keys", "env"), f"--critic_only_keys={key}: no such key of observations; {found}."
             )
-        elif any(part.kind == "mask" for part in of_key):
+        elif any(part.kind == "mask" for part in found_parts):
             text = f"--critic_only_keys={key}: the actor needs the mask of its actions."
             yield Problem(("critic_only_keys", "env"), text)
 
@@ -407,7 +407,7 @@ def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
     except UsageError as error:
         yield Problem(("policy_mapping", "num_policies"), str(error))
     except Exception as error:
-        yield _of_user_code(("policy_mapping",), "importing a module", error)
+        yield _user_code_problem(("policy_mapping",), "importing a module", error)
 
 
 def _tight_memory(plan: ResourcePlan, needed: int, free: int) -> Iterator[Problem]:

@@ -162,7 +162,7 @@ class RestartPolicy:
 
     def _start(self, worker: WorkerSpec, setup: RunSetup) -> None:
         if worker.workers:
-            self._hangs.note_start(worker.name, self._control.progress(worker.workers[0]))
+            self._hangs.record_start(worker.name, self._control.progress(worker.workers[0]))
             self._steps_at_start[worker.name] = self._steps_of(worker)
         self._processes.start(worker.name, worker.target, setup, *worker.args)
 

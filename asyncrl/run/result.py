@@ -21,7 +21,7 @@ class RunResult:
     """A run that has ended without an error.
 
     Attributes:
-        summary: figures of the run: steps, returns, speed, policy lag, restarts.
+        summary: totals of the run: steps, returns, speed, policy lag, restarts.
         config: all settings, with the hyperparameters that are in effect at the end.
         folder: the run's folder, with records, checkpoints and logs.
         stop_reason: the reason that a callback gave when it stopped the run; None if no callback did.
@@ -43,7 +43,7 @@ class RunResult:
 
     @property
     def records(self) -> Sequence[Record]:
-        """The records of `metrics.jsonl`, without figures that are not finite."""
+        """The records of `metrics.jsonl`, without metrics that are not finite."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [

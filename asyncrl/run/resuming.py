@@ -64,8 +64,8 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
         return []
     forbidden = fixed_changes(loaded.saved, loaded.config)
     names = [change.name for change in forbidden]
-    of_single = _fixed_changes_of_policies(loaded.saved, loaded.config, names)
-    forbidden, names = [*forbidden, *of_single], [*names, *(["policies"] if of_single else [])]
+    single_changes = _fixed_changes_of_policies(loaded.saved, loaded.config, names)
+    forbidden, names = [*forbidden, *single_changes], [*names, *(["policies"] if single_changes else [])]
     if not forbidden:
         return []
     text = f"Cannot resume: the checkpoint was made with {_contrast(forbidden, 'you gave')}. {_MAY_CHANGE}"
@@ -208,17 +208,17 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         differing.append(_changes_of_meaning(before, own, own_spec))
         if before.num_policies != config.num_policies:
             break  # reported; the source may not have the other policies
-    of_all = [change for change in differing[0] if all(change in others for others in differing)]
-    of_single = [
+    common_changes = [change for change in differing[0] if all(change in others for others in differing)]
+    single_changes = [
         dataclasses.replace(change, name=f"policy.{policy_idx}.{change.name}")
         for policy_idx, found in enumerate(differing)
         for change in found
-        if change not in of_all
+        if change not in common_changes
     ]
-    if not (of_all or of_single):
+    if not (common_changes or single_changes):
         return []
-    found = [*of_all, *of_single]
-    names = [*(change.name for change in of_all), *(["policies"] if of_single else [])]
+    found = [*common_changes, *single_changes]
+    names = [*(change.name for change in common_changes), *(["policies"] if single_changes else [])]
     text = f"--init_from={config.init_from}: the checkpoint was made with {_contrast(found, 'this run has')}."
     fitting = (" ".join(f"--{change.name}={format_value(change.before)}" for change in found),)
     return [Problem(tuple(names), text, fitting)]

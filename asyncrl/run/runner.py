@@ -272,8 +272,8 @@ class _ParallelRun:
             specs.append(WorkerSpec(f"rollout-{worker_idx}", rollout_main, args, (worker_idx,)))
         for pool_idx, waker in enumerate(self._bridges):
             workers = setup.plan.workers_of_pool(pool_idx)
-            of_bridge = (workers, waker, learner_wakers[0])
-            specs.append(WorkerSpec(f"pool-{pool_idx}", imported(remote.main), of_bridge, workers))
+            bridge_args = (workers, waker, learner_wakers[0])
+            specs.append(WorkerSpec(f"pool-{pool_idx}", imported(remote.main), bridge_args, workers))
         restarts = RestartPolicy(processes, setup, specs, self._wake_all, self._send)
         if config.eval_every_env_steps is not None:
             processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)

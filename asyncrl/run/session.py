@@ -172,7 +172,7 @@ class Session:
         code = self.exit_code if error is None else exit_code_of(error)
         if self.is_first_rank:
             self._peers.send_settings({"exit_code": code})  # has no effect if the settings were sent
-        self._peers.note_exit_code(code, was_stopped_at_once=isinstance(error, KeyboardInterrupt))
+        self._peers.record_exit_code(code, was_stopped_at_once=isinstance(error, KeyboardInterrupt))
         self._peers.__exit__(kind, error if isinstance(error, RunFailed) else None, trace)
 
     def read_settings(self) -> LoadedConfig:

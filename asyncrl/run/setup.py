@@ -174,8 +174,8 @@ class RunSetup:
 
         Initial weights do not use it.
         """
-        of_rank = rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
-        return attempt_seed(of_rank, self.attempts)
+        own_seed = rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
+        return attempt_seed(own_seed, self.attempts)
 
     def global_seed(self, role: str, index: int = 0) -> int:
         """Seed of the global generators in the process of a role, see `role_seed`."""

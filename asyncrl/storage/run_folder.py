@@ -57,7 +57,7 @@ EPISODE_COLUMNS = ("r", "l", "t", "env_steps")
 MARKER = ".asyncrl-run"
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
-_OF_VIDEO = re.compile(r"step_(\d+)")
+_VIDEO_NAME = re.compile(r"step_(\d+)")
 
 
 class RunFolder:
@@ -165,7 +165,7 @@ class RunFolder:
                 for name in hooks("FOLDERS"):
                     shutil.rmtree(self.path / name, ignore_errors=True)
             for video in self.videos.glob("*"):
-                match = _OF_VIDEO.search(video.name)
+                match = _VIDEO_NAME.search(video.name)
                 if match is not None and (int(match[1]) > env_steps or video.suffix == UNFINISHED):
                     video.unlink()
             if self.metrics.exists():

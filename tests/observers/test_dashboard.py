@@ -77,10 +77,10 @@ def drawn(board: Board, width: int, height: int) -> list[str]:
 @pytest.mark.parametrize("size", SIZES)
 def test_it_shows_the_figures_of_the_run_and_fits_the_terminal(tmp_path: Path, size: tuple[int, int]) -> None:
     board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
-    board.note_status(STATUS)
-    board.note_record(Record(20_000, {**SCALARS, "rollout/ep_rew_mean": 100.0, "time/time_elapsed": 45.0}))
-    board.note_record(Record(25_000, SCALARS))
-    board.note_record(Record(25_000, {"eval/mean_reward": 5.0}))  # an evaluation's record has no other figures
+    board.add_status(STATUS)
+    board.add_record(Record(20_000, {**SCALARS, "rollout/ep_rew_mean": 100.0, "time/time_elapsed": 45.0}))
+    board.add_record(Record(25_000, SCALARS))
+    board.add_record(Record(25_000, {"eval/mean_reward": 5.0}))  # an evaluation's record has no other figures
     rows = drawn(board, *size)
     assert len(rows) < size[1] and max(map(len, rows)) < size[0]
     text = "\n".join(rows)
@@ -98,10 +98,10 @@ def test_it_shows_the_figures_of_the_run_and_fits_the_terminal(tmp_path: Path, s
 @pytest.mark.parametrize("size", SIZES)
 def test_each_of_several_policies_has_a_row(tmp_path: Path, size: tuple[int, int]) -> None:
     board = Board(make_run(tmp_path, num_policies=3), FixedUsage(uses_gpu=False))
-    board.note_status(STATUS)
+    board.add_status(STATUS)
     of_policies = {f"policy_{idx}/rollout/ep_rew_mean": 10.5 + idx for idx in range(3)}
     losses = {"policy_1/train/value_loss": 0.125, "policy_2/train/approx_kl": 0.0345}
-    board.note_record(Record(25_000, {**SCALARS, **of_policies, **losses}))
+    board.add_record(Record(25_000, {**SCALARS, **of_policies, **losses}))
     rows = drawn(board, *size)
     assert len(rows) < size[1]
     first = next(idx for idx, row in enumerate(rows) if row.startswith("policy "))
@@ -125,9 +125,9 @@ def test_no_block_takes_all_the_room_of_the_others(tmp_path: Path, num_policies:
     phases = (Phase.STEP, Phase.COPY, Phase.FORWARD, Phase.WAIT_SLOTS)
     run.phase_shares = {(role, phase): 0.25 for role in ("rollout", "inference", "learner") for phase in phases}
     board = Board(run, FixedUsage(uses_gpu=False))
-    board.note_status(STATUS)
+    board.add_status(STATUS)
     of_policies = {f"policy_{idx}/rollout/ep_rew_mean": 1.0 for idx in range(num_policies) if num_policies > 1}
-    board.note_record(Record(25_000, {**CROWDED, **of_policies}))
+    board.add_record(Record(25_000, {**CROWDED, **of_policies}))
     rows = drawn(board, 80, height)
     assert len(rows) < height
     text = "\n".join(rows)
@@ -142,7 +142,7 @@ def test_no_block_takes_all_the_room_of_the_others(tmp_path: Path, num_policies:
 def test_before_the_first_record_it_says_what_the_run_does(tmp_path: Path) -> None:
     board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
     assert "starting" in "\n".join(drawn(board, 80, 24))
-    board.note_status(Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="collecting: 5 of 64 steps"))
+    board.add_status(Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="collecting: 5 of 64 steps"))
     assert "collecting: 5 of 64 steps" in "\n".join(drawn(board, 80, 24))
 
 

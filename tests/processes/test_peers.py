@@ -74,7 +74,7 @@ def test_an_exit_code_says_whether_a_rank_has_failed(
 ) -> None:
     with join(0) as first:
         with join(1) as second:
-            second.note_exit_code(exit_code)
+            second.record_exit_code(exit_code)
         assert (first._store.check(["left/1"]), first._store.check(["failed/1"])) == (not has_failed, has_failed)
         if has_failed:
             assert failure_seen_by(first).endswith("failed: ended with exit code 2")

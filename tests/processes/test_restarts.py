@@ -25,7 +25,7 @@ def detector_of(number: int, timeout_s: float = 10.0, start_timeout_s: float = 1
     """One that was told of processes whose number was that when they were started."""
     detector = HangDetector(timeout_s, start_timeout_s)
     for name in names:
-        detector.note_start(name, number)
+        detector.record_start(name, number)
     return detector
 
 
@@ -55,7 +55,7 @@ def test_a_restarted_process_has_the_time_to_start_again() -> None:
     detector = detector_of(0)
     assert looks(detector, {"a": 2}, 0, 9) == [{}] * 9
     assert detector.find_hung({}, "", 9.0) == {}
-    detector.note_start("a", 3)  # it had made one more step before it died
+    detector.record_start("a", 3)  # it had made one more step before it died
     assert looks(detector, {"a": 3}, 10, 60, begun="") == [{}] * 50
 
 
