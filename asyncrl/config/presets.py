@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def read_preset(name: str) -> Preset:
     if name not in names:
         raise UsageError(str(unknown_name(name, [*names, "none"], f"There is no preset {name!r} ({', '.join(names)})")))
     path = presets_folder() / f"{name}.yaml"
+    return _read(name, path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache
+def _read(name: str, path: Path, changed_at: int) -> Preset:
+    """Reads a file once as long as it is not changed: one start of a run asks several times for the fitting preset."""
     content = read_mapping(path)
     for key in content:
         if key not in _KEYS:
