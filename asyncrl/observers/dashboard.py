@@ -127,10 +127,7 @@ class Board:
         times = f", {duration(status.elapsed_s)} elapsed, {duration(status.remaining_s)} left"
         text = f" {status.activity},{steps}" if status.activity is not None else steps
         text = (text + times)[:width]
-        bar_width = max(0, width - len(text))
-        filled = round(bar_width * status.share)
-        done, rest = ("#", "-") if is_ascii else ("\u2501", "\u2500")
-        return Text.assemble((done * filled, "green"), (rest * (bar_width - filled), "dim"), text)
+        return with_bar(text, width - len(text), status.share, is_ascii)
 
     def _curves(self, width: int, is_ascii: bool) -> list[Text]:
         speed = None if self._status is None else self._status.fps
@@ -187,6 +184,14 @@ class Board:
         if shown < count:
             rows.append(Text(f"and {count - shown} more", "dim"))
         return [*rows, Text("")]
+
+
+def with_bar(text: str, bar_width: int, share: float, is_ascii: bool) -> Text:
+    """A text behind a bar of which a share is filled."""
+    filled = round(bar_width * share)
+    done, rest = ("#", "-") if is_ascii else ("\u2501", "\u2500")
+    bar = (done * filled, "green"), (rest * (bar_width - filled), "dim")
+    return Text.assemble(*bar, text, no_wrap=True, overflow="crop")
 
 
 def number(value: float | None) -> str:

@@ -195,7 +195,7 @@ class ProgressBar(Observer):
 
     def _live_line(self, status: Status) -> Text:
         """The numbers, behind a bar if there is room. The line never wraps: Rich cannot erase a wrapped line."""
-        from rich.text import Text
+        from asyncrl.observers.dashboard import with_bar
 
         console = self._terminal()
         width = console.width - 1  # a cursor behind the last column would be on the next row
@@ -203,12 +203,8 @@ class ProgressBar(Observer):
         smallest, largest = _BAR_WIDTHS
         bar_width = min(largest, width - len(text) - 1)
         if bar_width < smallest:
-            return Text(text, no_wrap=True, overflow="crop")
-        filled = round(bar_width * status.share)
-        done, rest = ("#", "-") if console.options.ascii_only else ("\u2501", "\u2500")
-        return Text.assemble(
-            (done * filled, "green"), (rest * (bar_width - filled), "dim"), f" {text}", no_wrap=True, overflow="crop"
-        )
+            return with_bar(text, 0, 0.0, is_ascii=True)
+        return with_bar(f" {text}", bar_width, status.share, console.options.ascii_only)
 
 
 def choose_mode(progress: Progress, quiet: bool, is_serial: bool = False) -> Mode:

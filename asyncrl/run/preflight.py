@@ -191,8 +191,13 @@ def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None]
     except EnvironmentFailed as error:
         found.failure = str(error)
     except UsageError as error:
-        is_known_here = isinstance(error, UnknownEnvironment) and config.env_id in gymnasium.registry
-        text = _registered_here_only(config.env_id) if is_known_here else str(error)
+        text = str(error)
+        if isinstance(error, UnknownEnvironment) and config.env_id in gymnasium.registry:
+            text = (
+                f"{config.env_id} is registered in this program only, and its processes cannot import that: give "
+                f"env=MyEnv, the class or a function, or move the registration to a module and give "
+                f"--env=MODULE:{config.env_id}."
+            )
         found.problems.append(Problem(("env",), text))
     except OSError as error:
         found.problems.append(Problem((), f"The process that checks the environment cannot be started: {error}."))
@@ -238,13 +243,6 @@ def _network_problems(
     if not isinstance(error, UsageError):
         raise error
     return [] if "algo" in known else [Problem(("algo", "env"), str(error))]
-
-
-def _registered_here_only(env_id: str) -> str:
-    return (
-        f"{env_id} is registered in this program only, and its processes cannot import that: give env=MyEnv, the class "
-        f"or a function, or move the registration to a module and give --env=MODULE:{env_id}."
-    )
 
 
 def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:

@@ -26,7 +26,6 @@ from asyncrl.storage.locating import find_checkpoint as locate_checkpoint
 from asyncrl.storage.run_folder import run_path
 
 _MOST_NAMES = 8  # of tensors in a message
-
 _MAY_CHANGE = "Environment, algorithm, network and normalization are fixed; all other settings may change."
 
 
@@ -140,10 +139,15 @@ def _find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             content = checkpoint.load(path, with_replay=True)
             state = content.state
             saved_spec = EnvSpec.from_data(state["spec"])
-            updates_due = 0 if content.replay is None else int(state["updates_due"])
-            env_steps, elapsed_s = int(state["env_steps"]), float(state["elapsed_s"])
-            found = Resumption(path, env_steps, elapsed_s, tuple(skipped), updates_due, saved_worker_steps(state))
-            found = dataclasses.replace(found, policy_env_steps=int(state.get("policy_env_steps", 0)))
+            found = Resumption(
+                path,
+                env_steps=int(state["env_steps"]),
+                elapsed_s=float(state["elapsed_s"]),
+                skipped=tuple(skipped),
+                updates_due=0 if content.replay is None else int(state["updates_due"]),
+                worker_env_steps=saved_worker_steps(state),
+                policy_env_steps=int(state.get("policy_env_steps", 0)),
+            )
         except checkpoint.ForeignCheckpointError as error:
             raise UsageError(str(error)) from error
         except checkpoint.CheckpointError as error:
@@ -313,10 +317,6 @@ def _axes_of_images(spec: EnvSpec) -> set[str]:
     return {part.channels for part in spec.observation.parts if part.has_pixels}
 
 
-def _names_of_images(spec: EnvSpec) -> list[str]:
-    return [part.name for part in spec.observation.parts if part.has_pixels]
-
-
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if saved.shape_of_networks == present.shape_of_networks:
         return
@@ -324,7 +324,9 @@ def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
         f"Checkpoint {path} was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}."
     )
-    images, present_images = (_names_of_images(spec) for spec in (saved, present))
+    images, present_images = (
+        [part.name for part in spec.observation.parts if part.has_pixels] for spec in (saved, present)
+    )
     channels = _axes_of_images(saved)
     if images != present_images:
         text += f" The flag --image_keys={','.join(images)} may be missing." if images else ""
