@@ -23,6 +23,20 @@ from asyncrl.observers.writers import RecordWriter
 RUN_CONFIG = TrainConfig(env="CartPole-v1", learning_rate=0.1)
 
 
+class Listens(Observer):
+    """Keeps what is said and counts the episodes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.num_episodes = 0
+
+    def on_message(self, run: Run, text: str) -> None:
+        self.said.append(text)
+
+    def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
+        self.num_episodes += 1
+
+
 @pytest.fixture
 def control() -> RunControl:
     return RunControl(Arena.create(control_specs()), num_workers=0)
@@ -85,13 +99,11 @@ def test_a_best_checkpoint_has_one_writer(run: Run) -> None:
 
 @pytest.mark.parametrize("takes_info", [True, False])
 def test_a_curriculum_says_if_the_environment_does_not_take_its_stages(run: Run, takes_info: bool) -> None:
-    said: list[str] = []
-    spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None, takes_training_info=takes_info)
-    with mock.patch.object(Run, "say", lambda run, text: said.append(text)):
-        run.spec = spec
-        EnvironmentCurriculum([{"stage": 0}], []).on_start(run)
+    run.add(listening := Listens())
+    run.spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None, takes_training_info=takes_info)
+    EnvironmentCurriculum([{"stage": 0}], []).on_start(run)
     expected = "warning: A-v0 has no method set_training_info, so the curriculum changes nothing."
-    assert said == ([] if takes_info else [expected])
+    assert listening.said == ([] if takes_info else [expected])
 
 
 def test_the_newest_dict_is_what_environments_get_and_a_run_that_starts_again_sends_it_again(
@@ -140,40 +152,24 @@ def test_a_file_that_cannot_be_closed_is_said_and_does_not_fail_the_run() -> Non
         def close(self) -> None:
             raise OSError("no space left")
 
-    class Listens(Observer):
-        def __init__(self) -> None:
-            self.said: list[str] = []
-
-        def on_message(self, run: Run, text: str) -> None:
-            self.said.append(text)
-
-    listening = Listens()
-    run = Run([Full(), listening])
+    run = Run([Full(), listening := Listens()])
     run.notify(Observer.on_end, mock.Mock())
     assert run.failure is None
     assert listening.said == ["Full could not be closed: OSError: no space left"]
 
 
 def test_an_observer_that_raises_is_not_called_again_and_the_others_are() -> None:
-    class Fails(Observer):
-        num_calls = 0
-
+    class Fails(Listens):
         def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
-            self.num_calls += 1
+            super().on_episode(run, episode)
             raise ValueError("of my own")
 
-    class Counts(Observer):
-        num_calls = 0
-
-        def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
-            self.num_calls += 1
-
-    first, second, last = Counts(), Fails(), Counts()
-    run = Run([first, second, last])
+    observers = [Listens(), Fails(), Listens()]
+    run = Run(observers)
     assert not run.is_stopping
     for _ in range(2):
         run.notify(Observer.on_episode, EpisodeRecord(1.0, 1))
-    assert (first.num_calls, second.num_calls, last.num_calls) == (2, 1, 2)
+    assert [observer.num_episodes for observer in observers] == [2, 1, 2]
     assert run.is_stopping and run.failure is not None
     assert isinstance(run.failure.__cause__, ValueError)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -14,17 +15,21 @@ import pytest
 from asyncrl.processes.signals import STOPPING, StopAtOnce, StopSignals
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that the test moves."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    return clock
+
+
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_once_is_a_request_and_twice_an_order(
-    number: signal.Signals, exit_code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+def test_once_is_a_request_and_twice_an_order(number: signal.Signals, exit_code: int, clock: SimpleNamespace) -> None:
     with StopSignals() as stop:
         assert (stop.check(), stop.was_asked, stop.exit_code) == (False, False, 0)
         signal.raise_signal(number)
         assert (stop.check(), stop.was_asked, stop.exit_code) == (True, True, exit_code)
-        now += 2.0
+        clock.now += 2.0
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StopAtOnce) as raised:
             stop.check()
@@ -39,16 +44,14 @@ CLOSED_OFTEN = [[(0.0, signal.SIGHUP), *[(60.0, signal.SIGHUP)] * 2]]
 
 @pytest.mark.parametrize("sent", [*TOGETHER, *TWICE, *CLOSED_LATER, *CLOSED_OFTEN], ids=str)
 def test_signals_sent_together_and_a_terminal_that_closes_later_are_one_request(
-    sent: list[tuple[float, signal.Signals]], monkeypatch: pytest.MonkeyPatch
+    sent: list[tuple[float, signal.Signals]], clock: SimpleNamespace
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
     with StopSignals(is_silent=True) as stop:
         for later_s, number in sent:
-            now += later_s
+            clock.now += later_s
             signal.raise_signal(number)
         assert stop.check() and stop.exit_code == 128 + sent[0][1]
-        now += 60.0
+        clock.now += 60.0
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StopAtOnce):
             stop.check()
@@ -65,15 +68,11 @@ def test_nohup_stays_in_force() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_first_request_is_answered_at_once(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str], clock: SimpleNamespace) -> None:
     with StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert "Ctrl-C: stopping after the current update" in capfd.readouterr().err
-        now += 0.2
+        clock.now += 0.2
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(StopAtOnce, match="Second Ctrl-C: stopped at once"):
             stop.check()
