@@ -14,7 +14,6 @@ from torch import Tensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.learner.advantages import present_outputs
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
@@ -83,7 +82,7 @@ class Actor:
 def present_values(learner: OnPolicyLearner, dataset: Dataset) -> Tensor:
     """Values `[T+1, C]` of the learner's critic now, in units of rewards."""
     statistics = learner._statistics.obs_statistics
-    return present_outputs(dataset, statistics, learner._outputs, learner._config)[1]
+    return learner._present_outputs(dataset, statistics)[1]
 
 
 def train_on(

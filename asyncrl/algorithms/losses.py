@@ -151,6 +151,16 @@ def were_taken(steps: Sequence[Step]) -> Tensor:
     return torch.isfinite(torch.stack([step.figures for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
 
 
+TakeStep = Callable[[Samples, float], tuple[Tensor, Tensor]]
+"""Takes an optimizer step on a minibatch at a learning rate; returns the fields of `Step`."""
+
+
+class LearningRate(Protocol):
+    """The learning rate of the next step (`asyncrl.learner.optimizer`)."""
+
+    value: float
+
+
 class Progress(NamedTuple):
     """State of an update.
 

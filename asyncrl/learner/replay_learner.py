@@ -47,6 +47,8 @@ class ReplayLearner:
     """
 
     auto_is_float32 = False
+    _update: Update[bool]
+    """One update by autograd; returns the figures of each trained network, and perhaps errors `[B]`."""
 
     def __init__(self, model: SacActor, config: TrainConfig, device: torch.device, storage: ParameterStore) -> None:
         """Moves the model to `device`. The subclass makes the networks, then calls `_set_up`; it has `_update`."""
@@ -96,10 +98,6 @@ class ReplayLearner:
         self._metrics_type = metrics_type
         self._trained, self._targets, self._others = trained, targets, others or {}
         self._skipped = [SkippedSteps(self._config.max_skipped_steps) for _ in trained]
-
-    def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        """One update by autograd; returns the figures of each trained network, and perhaps errors `[B]`."""
-        raise NotImplementedError
 
     def _move_targets(self) -> None:
         for target in self._targets:

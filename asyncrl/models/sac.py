@@ -83,14 +83,6 @@ class SacActResult(NamedTuple):
     rnn_state: Tensor
 
 
-def limit_log_std_array(raw: FloatArray) -> None:
-    """`LOG_STD_RANGE.limit`, in place on an array."""
-    raw /= np.float32(LOG_STD_RANGE.scale)
-    np.tanh(raw, out=raw)
-    raw *= np.float32(LOG_STD_RANGE.half_range)
-    raw += np.float32(LOG_STD_RANGE.middle)
-
-
 def make_network(
     num_networks: int, widths: Sequence[int], config: TrainConfig, head_gain: float | None, layer_norm: bool = False
 ) -> Any:
@@ -215,7 +207,11 @@ class SacActor(NormalizedModel):
     def _parameters_of_arrays(self, outputs: FloatArray, features: FloatArray, obs: FloatArray) -> FloatArray:
         if not self.is_gaussian:
             return self.distribution.parameter_arrays_of(outputs, None)
-        limit_log_std_array(outputs[:, self.distribution.num_parameters // 2 :])
+        raw = outputs[:, self.distribution.num_parameters // 2 :]  # `LOG_STD_RANGE.limit`, in place
+        raw /= np.float32(LOG_STD_RANGE.scale)
+        np.tanh(raw, out=raw)
+        raw *= np.float32(LOG_STD_RANGE.half_range)
+        raw += np.float32(LOG_STD_RANGE.middle)
         return outputs
 
     def inputs_of(self, rows: Tensor) -> Inputs:

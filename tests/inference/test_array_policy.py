@@ -11,7 +11,7 @@ from layouts import vector_observation
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.inference.array_policy import ArrayPolicy
+from asyncrl.inference.acting import ArrayPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
 

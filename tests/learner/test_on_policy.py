@@ -28,7 +28,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner import autograd_step, on_policy, update_runner
+from asyncrl.learner import autograd_step, update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
@@ -646,13 +646,13 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
         train_on(learner, dataset)
         prepared, num_rows = [], []
         for same_inputs, at_once in ((True, 50), (False, 10_000)):
-            monkeypatch.setattr(on_policy, "are_training_outputs", lambda *_, same=same_inputs: same)
+            monkeypatch.setattr(learner, "_trains_on_present_outputs", same_inputs)
             monkeypatch.setattr(autograd_step, "_IMAGES_AT_ONCE", at_once)
             rows.clear()
             prepared.append(learner._prepare(dataset))
             num_rows.append(sum(rows))
         monkeypatch.undo()
-        assert on_policy.are_training_outputs(learner._outputs, config)
+        assert learner._trains_on_present_outputs
         assert num_rows == [
             9 * 16,
             9 * 16 + int(dataset.valid.sum()),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.inference.array_policy import ArrayPolicy
+from asyncrl.inference.acting import ArrayPolicy
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import LOG_STD_RANGE, SacActor, TwinCritic
@@ -78,7 +78,7 @@ def test_passes_by_hand_are_those_of_linear_layers_and_autograd(
     torch.testing.assert_close(mlp(inputs), expected)
 
     flat = FlatParameters(mlp)
-    written = flat.require_grad() + torch.nan  # what a pass leaves unwritten shows
+    written = flat.grad + torch.nan  # what a pass leaves unwritten shows
     passes = MlpPass(nonlinearity)
     for _ in range(2):  # the second pass finds the buffers of the first
         torch.testing.assert_close(passes.forward(mlp.layers_in(flat.data), inputs.detach()), expected.detach())
@@ -100,7 +100,7 @@ def test_without_gradients_wanted_none_are_written() -> None:
     passes = MlpPass("relu")
     passes.forward(mlp.layers_in(flat.data), torch.randn(7, 4, dtype=torch.float64))
     assert passes.backward(mlp.layers_in(flat.data), torch.ones(2, 7, 1, dtype=torch.float64)) is None
-    assert not flat.require_grad().any()
+    assert not flat.grad.any()
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])

@@ -36,7 +36,7 @@ def choose_step(
         config: the settings; captured graphs contain their present values.
     """
     model, device = outputs.model, flat.data.device
-    autograd = AutogradStep(outputs, flat.require_grad(), optimizer, ranks, config)
+    autograd = AutogradStep(outputs, flat.grad, optimizer, ranks, config)
     can_capture = is_capturable and config.algorithm.fits_cuda_graph
     can_capture &= outputs.recurrence == 0 or model.unrolls_padded
     can_capture &= scheduled(config, 0) is config  # a graph contains the settings of the loss
