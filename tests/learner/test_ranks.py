@@ -183,30 +183,6 @@ def test_ranks_leave_out_the_same_passes_by_the_divergence_of_all_samples() -> N
     assert together(2, lambda ranks: passes(ranks, 1.01 * of_second_pass)) == [3, 3]
 
 
-class ClippingFirst(ThreadRanks):
-    """Clips each rank's gradient before they are added up."""
-
-    def average(self, tensors: Any, weight: float = 1.0) -> None:
-        gradient = tensors[0]
-        if gradient.numel() > 100:
-            gradient.mul_((PPO["max_grad_norm"] / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp_(max=1.0))
-        super().average(tensors, weight)
-
-
-def test_gradients_are_added_up_before_they_are_clipped() -> None:
-    settings = {**PPO, "num_batches_per_epoch": 1}
-    dataset = collect(BOX, settings, ends=True)
-    expected = train(on_policy(BOX, Ranks(), **settings), dataset)
-
-    def work(ranks: ThreadRanks) -> LearnerState:
-        return train(on_policy(BOX, ranks, **settings), columns(dataset, *((0, 3) if ranks.rank == 0 else (3, 16))))
-
-    for state in together(2, work):
-        assert_same(state, expected)
-    wrong = together(2, work, kind=ClippingFirst)[0]
-    assert (wrong.optimizer["exp_avg"] - expected.optimizer["exp_avg"]).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("num_batches", [1, 3])
 @pytest.mark.parametrize("compile", ["off", "cuda_graph"])
 def test_a_rank_without_samples_makes_the_steps_of_the_others(

@@ -11,21 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
 from sac_learners import make, targets_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from transitions import BOX, CHOICE, CPU, draw, one_step
+from transitions import BOX, CHOICE, CPU, draw
 from unavoidable import needs_cuda
 
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import matmul_dtype
 from asyncrl.learner.sac import SacLearner
-from asyncrl.models.distributions import SquashedGaussian
-from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
 
@@ -154,47 +151,6 @@ def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, by: str, settings
     torch.testing.assert_close(learner.critic.mlp(inputs), expected)
 
 
-def test_soft_values_of_two_states_are_found() -> None:
-    """Action 0 of state 0 pays 1 and stays, action 1 moves to state 1 for nothing; there, 0 pays 2 and ends."""
-    spec = EnvSpec("Two", vector_observation(2, "float64"), DiscreteAction(2, 0), None)
-    alpha, gamma = 0.5, 0.7
-    states = torch.eye(2)
-    batch = one_step(
-        obs=states[[0, 0, 1, 1]],
-        action=torch.tensor([0, 1, 0, 1]),
-        reward=torch.tensor([1.0, 0.0, 2.0, -1.0]),
-        next_obs=states[[0, 1, 1, 0]],
-        discount=torch.tensor([gamma, gamma, 0.0, gamma]),
-    )
-    settings = {"encoder_mlp_layers": [], "learning_rate": 0.03, "tau": 0.1, "ent_coef": alpha}
-    learner = make(spec, **settings)
-    learner.train([batch] * 1200)
-    expected = torch.zeros(2, 2)
-    for _ in range(200):
-        value = alpha * torch.logsumexp(expected / alpha, -1)
-        expected = (batch.reward + batch.discount * value[[0, 1, 1, 0]]).view(2, 2)
-    for values in learner.critic.values(Inputs(states), torch.empty(len(states), 0)).detach():
-        torch.testing.assert_close(values, expected, atol=0.02, rtol=0.0)
-    probabilities = learner.model(states).detach().exp()
-    torch.testing.assert_close(probabilities, (expected / alpha).softmax(-1), atol=0.02, rtol=0.0)
-
-
-@SPECS
-def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) -> None:
-    learner = make(spec, encoder_mlp_layers=[64], learning_rate=5e-3, nonlinearity="relu")
-    batches = []
-    for batch in draw(spec, 2000, size=32):
-        payoff = -3.0 * (batch.action.tanh() ** 2).sum(-1) if spec is BOX else 2.0 * (batch.action == 1)
-        batches.append(batch._replace(reward=payoff, discount=torch.zeros_like(batch.reward)))
-    learner.train(batches[:-400])
-    metrics = learner.train(batches[-400:])
-    target = -2.0 if spec is BOX else 0.5 * math.log(4)
-    assert metrics.entropy == pytest.approx(target, abs=0.1)
-    if spec is CHOICE:  # 2 / alpha is then what one logit is above the three others
-        logits = torch.tensor([2.0 / metrics.ent_coef, 0.0, 0.0, 0.0])
-        assert float(torch.distributions.Categorical(logits=logits).entropy()) == pytest.approx(target, abs=0.1)
-
-
 def test_the_policy_is_trained_at_every_policy_delay_th_update() -> None:
     learner = make(BOX, policy_delay=3)
     blocks = [learner.publication()]
@@ -277,14 +233,6 @@ def test_a_fixed_entropy_coefficient_stays() -> None:
     metrics = learner.train(draw(BOX, 5))
     assert metrics.ent_coef == pytest.approx(0.3) and metrics.ent_coef_loss == 0.0
     assert float(learner.state_dict().optimizer["log_ent_coef"]) == pytest.approx(math.log(0.3))
-
-
-def test_the_reported_entropy_is_that_of_the_policy() -> None:
-    learner = make(BOX, learning_rate=0.0)
-    batches = draw(BOX, 100, size=64)
-    parameters = learner.model(torch.cat([batch.obs for batch in batches])).detach()
-    expected = float(SquashedGaussian(2).entropy(parameters).mean())
-    assert learner.train(batches).entropy == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize(

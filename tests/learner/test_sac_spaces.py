@@ -18,7 +18,6 @@ from unavoidable import needs_cuda
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models import distributions
 from asyncrl.models.distributions import ActionParts, make_distribution
@@ -232,28 +231,6 @@ def test_a_replay_is_filled_with_allowed_choices_and_actions_of_the_whole_range(
     assert set(both.action[:, 0]) == {0.0, 1.0, 2.0} and set(both.action[:, 5]) == {0.0, 1.0}
     unit = np.tanh(both.action[:, 1:3])
     assert unit.min() < -0.95 and unit.max() > 0.95 and abs(float(unit.mean())) < 0.1
-
-
-@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"critic_layer_norm": True, "nonlinearity": "elu"}, {"policy_delay": 2, "n_step": 3}]
-)
-def test_passes_by_hand_and_autograd_make_the_same_updates(spec: EnvSpec, settings: dict[str, Any]) -> None:
-    config = config_of(encoder_mlp_layers=[32, 32], normalize_input=True, learning_rate=1e-3, adam_eps=1e-3, **settings)
-    learners = []
-    for has_passes in (True, False):
-        actor = SacActor(spec, config)
-        assert actor.has_passes
-        actor.has_passes = has_passes
-        learners.append(SacLearner(actor, config, spec, CPU))
-    assert isinstance(learners[0]._step.__self__, SacPasses)
-    assert learners[1]._step == learners[1]._update
-    for batch in draw(spec, 6, size=32, n_step=config.n_step):
-        for learner in learners:
-            learner.observe(batch.obs)
-        first, second = (dataclasses.astuple(learner.train([batch])) for learner in learners)
-        assert second == pytest.approx(first, rel=1e-4, abs=1e-5)
-    torch.testing.assert_close(learners[1].publication(), learners[0].publication(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_tuple_of_one_box_is_trained_as_the_box() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from typing import Any
 
@@ -22,7 +21,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.td3 import Td3Learner
-from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.td3 import DeterministicActor
 
 PICTURE = spec_of_spaces(
@@ -135,33 +133,6 @@ def test_the_policy_finds_the_best_action_of_each_observation() -> None:
     learner.train(batches)
     obs = draw(BOX, 1, size=200, seed=8)[0].obs.tanh()
     assert (learner.model(obs).tanh() - 0.8 * obs[:, :2]).abs().mean().item() < 0.1
-
-
-def test_policy_and_targets_move_at_every_policy_delay_th_update() -> None:
-    learner = make(policy_delay=3, tau=0.25)
-    names = ("actor.value.0", "target_actor", "target_critic", "critic.value.0")
-    states = [learner.state_dict().optimizer]
-    for batch in draw(BOX, 6):
-        learner.train([batch])
-        states.append(learner.state_dict().optimizer)
-    for name in names:
-        moved = [not torch.equal(before[name], after[name]) for before, after in itertools.pairwise(states)]
-        assert moved == ([True] * 6 if name.startswith("critic") else [False, False, True] * 2), name
-    for own in ("actor", "critic"):
-        expected = states[2][f"target_{own}"].lerp(states[3][f"{own}.value.0"], 0.25)
-        torch.testing.assert_close(states[3][f"target_{own}"], expected)
-
-
-def test_published_weights_make_the_policy_again_and_it_draws_nothing() -> None:
-    learner = make(normalize_input=True)
-    learner.observe(draw(BOX, 1)[0].obs * 3.0 + 5.0)
-    learner.train(draw(BOX, 2))
-    acting = DeterministicActor(BOX, learner._config)
-    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
-    obs = torch.randn(4, 3) * 3.0 + 5.0
-    first, second, best = (acting.act(obs, deterministic=each) for each in (False, False, True))
-    assert torch.equal(first.action, second.action) and torch.equal(first.action, best.action)
-    assert torch.equal(first.action, learner.model.act(obs).action)
 
 
 def test_choices_are_refused() -> None:

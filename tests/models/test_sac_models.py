@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.inference.acting import ArrayPolicy
-from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
+from asyncrl.models.flat import FlatParameters
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import LOG_STD_RANGE, SacActor, TwinCritic
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
@@ -159,16 +159,6 @@ def test_acting_draws_from_the_parameters_and_plays_their_mode(spec: EnvSpec) ->
     torch.testing.assert_close(result.log_prob, actor.distribution.log_prob(result.action_parameters, result.action))
     mode = actor.distribution.mode(actor(actor.normalize_obs(obs)))
     assert torch.equal(actor.act(obs, deterministic=True).action, mode)
-
-
-@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
-def test_a_block_carries_the_whole_actor(spec: EnvSpec) -> None:
-    actor, flat = flat_actor(spec, {})
-    block = torch.empty(block_size(actor))
-    write_block(actor, flat, block)
-    other = SacActor(spec, TrainConfig(seed=8))
-    read_block(other, FlatParameters(other, with_grad=False), block)
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in actor.state_dict().items())
 
 
 def weights_of(model: nn.Module) -> Tensor:
