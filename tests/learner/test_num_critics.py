@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from sac_learners import make
+from replay_learners import make
 from transitions import BOX, CHOICE, draw
 
 from asyncrl.algorithms import sac

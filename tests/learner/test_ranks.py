@@ -16,6 +16,7 @@ from child_targets import exchange_once
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import FixedCall
+from replay_learners import make
 from small_runs import planned, small_arena
 from thread_ranks import ThreadRanks, together
 from torch import Tensor
@@ -26,7 +27,6 @@ from transitions import draw
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
-from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -40,7 +40,6 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import LearnerContext, StopCondition
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 
 ONE_AT_A_TIME = threading.Lock()
@@ -281,11 +280,9 @@ def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: E
 def learn_without_noise(algo: str, ranks: Ranks, **settings: Any) -> LearnerState:
     """What TD3 or DQN learns from batches that the ranks share in equal parts."""
     spec, size = SAC_BOX if algo == "td3" else SAC_CHOICE, 12 // ranks.num_ranks
-    given = {"encoder_mlp_layers": [16], "learning_rate": 0.01, "precision": "float32", **settings}
-    config = TrainConfig(algo=algo, target_policy_noise=0.0, **given)
+    given = {"target_policy_noise": 0.0, "learning_rate": 0.01, "normalize_input": True, "max_grad_norm": 0.5}
     with ONE_AT_A_TIME:
-        make = imported(config.algorithm.make_learner)
-        learner = make(make_acting_model(spec, config), config, spec, CPU, ParameterStore(ranks))
+        learner = make(spec, algo=algo, storage=ParameterStore(ranks), **{**given, **settings})
     rows = slice(size * ranks.rank, size * ranks.rank + size)
     own = [Transitions(*(each[rows] for each in batch)) for batch in draw(spec, num=6, size=12)]
     learner.observe(torch.cat([batch.obs for batch in own]))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from linear_networks import networks_of_linear_layers
-from sac_learners import make, targets_of
+from replay_learners import make, targets_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw

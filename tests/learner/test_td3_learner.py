@@ -6,46 +6,19 @@ import copy
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from linear_networks import networks_of_linear_layers
+from replay_learners import make
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from transitions import BOX, CHOICE, CPU, draw
+from transitions import BOX, CHOICE, draw
 
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.td3 import Td3Learner
 from asyncrl.models.td3 import DeterministicActor
-
-PICTURE = spec_of_spaces(
-    spaces.Box(0, 255, (8, 8, 1), np.uint8),
-    spaces.Dict({"first": spaces.Box(-1.0, 1.0, (1,)), "second": spaces.Box(-1.0, 1.0, (1,))}),
-    "Picture",
-    None,
-)
-
-
-def make(spec: EnvSpec = BOX, double: bool = False, by: str = "passes", **settings: Any) -> Td3Learner:
-    defaults: dict[str, Any] = {
-        "algo": "td3",
-        "encoder_mlp_layers": [16],
-        "encoder_conv_mlp_layers": [8],
-        "policy_delay": 2,
-        "normalize_input": False,
-        "max_grad_norm": 0.0,
-        "precision": "float32",
-    }
-    config = TrainConfig(**{**defaults, **settings})
-    actor = DeterministicActor(spec, config)
-    assert actor.has_passes == (spec is BOX)
-    actor.has_passes = actor.has_passes and by == "passes"
-    return Td3Learner(actor.double() if double else actor, config, spec, CPU)
 
 
 class Reference:
@@ -108,7 +81,7 @@ class Reference:
 @pytest.mark.parametrize("by", ["passes", "autograd"])
 def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
     settings = {"learning_rate": 0.01, "adam_eps": 1e-3, "tau": 0.1, "nonlinearity": "tanh", **settings}
-    learner = make(double=True, by=by, **settings)
+    learner = make(BOX, double=True, by=by, algo="td3", **{"policy_delay": 2, **settings})
     reference = Reference(learner, learner._config)
     for batch in draw(BOX, 6, dtype=torch.float64, n_step=settings.get("n_step", 1)):
         figures = reference.update(batch)
@@ -123,7 +96,9 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
 
 
 def test_the_policy_finds_the_best_action_of_each_observation() -> None:
-    learner = make(encoder_mlp_layers=[64], learning_rate=0.003, nonlinearity="relu", tau=0.02)
+    learner = make(
+        BOX, algo="td3", policy_delay=2, encoder_mlp_layers=[64], learning_rate=0.003, nonlinearity="relu", tau=0.02
+    )
     batches = []
     for batch in draw(BOX, 1500, size=64):
         obs = batch.obs.tanh()
