@@ -194,11 +194,6 @@ def test_observations_may_be_bytes(spec: EnvSpec) -> None:
     assert as_bytes.train([bytewise]) == expected
 
 
-def test_precision_is_what_was_asked_for() -> None:
-    assert matmul_dtype("float32", CPU) == torch.float32
-    assert matmul_dtype("bf16", CPU) == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("has_avx512", "has_amx", "expected"),
     [
@@ -208,7 +203,7 @@ def test_precision_is_what_was_asked_for() -> None:
         (None, None, torch.float32),  # a version of PyTorch that cannot tell
     ],
 )
-def test_auto_is_bfloat16_where_the_processor_has_instructions_for_it(
+def test_auto_precision_is_bfloat16_where_the_hardware_has_instructions_for_it(
     has_avx512: bool | None, has_amx: bool | None, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, answer in (("_is_avx512_bf16_supported", has_avx512), ("_is_amx_tile_supported", has_amx)):
@@ -217,15 +212,11 @@ def test_auto_is_bfloat16_where_the_processor_has_instructions_for_it(
         else:
             monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
     assert matmul_dtype("auto", CPU) == expected
-    assert matmul_dtype("auto", torch.device("meta")) == torch.float32
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
-def test_auto_is_bfloat16_on_gpus_that_have_it(
-    capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert matmul_dtype("auto", torch.device("cuda")) == expected
+    assert matmul_dtype("auto", torch.device("meta")) == matmul_dtype("float32", CPU) == torch.float32
+    assert matmul_dtype("bf16", CPU) == torch.bfloat16
+    for capability, of_gpu in (((7, 5), torch.float32), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert matmul_dtype("auto", torch.device("cuda")) == of_gpu
 
 
 def test_a_fixed_entropy_coefficient_stays() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from layouts import vector_observation
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.inference.acting import ArrayPolicy
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import LOG_STD_RANGE, SacActor, TwinCritic
@@ -22,12 +20,6 @@ from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 
 BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(5, "float64"), DiscreteAction(4, 0), None)
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"nonlinearity": "elu"},
-    {"normalize_input": False, "nonlinearity": "relu", "encoder_mlp_layers": [8]},
-    {"encoder_mlp_layers": []},
-]
 
 
 def flat_actor(spec: EnvSpec, settings: dict[str, Any]) -> tuple[SacActor, FlatParameters]:
@@ -128,25 +120,6 @@ def test_the_deviation_at_the_start_is_the_setting(std: float) -> None:
     actor = SacActor(BOX, TrainConfig(initial_stddev=std))
     log_std = actor(torch.randn(50, 5))[:, 3:]
     torch.testing.assert_close(log_std.exp(), torch.full_like(log_std, std), atol=0.0, rtol=0.1)
-
-
-@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
-@pytest.mark.parametrize("settings", VARIANTS, ids=lambda variant: ",".join(variant) or "default")
-def test_acting_in_numpy_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any]) -> None:
-    actor, flat = flat_actor(spec, settings)
-    policy = ArrayPolicy(actor, seed=3)
-    obs = torch.randn(40, 5) * 4.0
-    before = obs.clone()
-    for _ in range(2):
-        result = policy.act(obs.numpy())
-        parameters = actor(actor.normalize_obs(obs))
-        torch.testing.assert_close(torch.from_numpy(result.action_parameters), parameters, atol=2e-5, rtol=1e-5)
-        log_prob = actor.distribution.log_prob(parameters, torch.from_numpy(result.action))
-        torch.testing.assert_close(torch.from_numpy(result.log_prob), log_prob, atol=1e-4, rtol=1e-4)
-        assert result.action.dtype == (np.int64 if spec is CHOICE else np.float32)
-        flat.data.mul_(0.9)  # what the model is given in place, the policy has at once
-        actor.statistics.mul_(1.1)
-    assert torch.equal(obs, before)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
