@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import NUM_LOSS_METRICS, LossOfSamples, Samples, needs_kl
+from asyncrl.algorithms.losses import NUM_LOSS_METRICS, Samples, needs_kl
 from asyncrl.algorithms.ppo import clip_range
 from asyncrl.config.algorithms import imported
 from asyncrl.config.schema import TrainConfig
@@ -157,6 +157,13 @@ class ArrayCategorical:
         if self._forbidden is not None:
             gradient[self._forbidden] = 0.0
         return gradient
+
+
+class LossOfSamples(NamedTuple):
+    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
+
+    mean: float
+    gradient: FloatArray
 
 
 class TrainedLayer(NamedTuple):
