@@ -76,14 +76,6 @@ def test_continuous_actions_have_the_mean_and_deviation_of_their_distribution(sq
     assert abs(np.corrcoef(result.action[:, 0], result.action[:, 1])[0, 1]) < 0.02
 
 
-def test_choices_are_drawn_as_often_as_they_are_likely() -> None:
-    model, _ = flat_model(CHOICE, {})
-    result = ArrayPolicy(model, seed=1).act(np.ones((100_000, 5), dtype=np.float32))
-    probability = np.exp(result.action_parameters[0])
-    frequency = np.bincount(result.action, minlength=4) / 100_000
-    assert (np.abs(frequency - probability) < 5.0 * np.sqrt(probability * (1.0 - probability) / 100_000)).all()
-
-
 def test_seeds_decide_the_actions() -> None:
     model, _ = flat_model(BOX, {})
     obs = np.ones((4, 5), dtype=np.float32)

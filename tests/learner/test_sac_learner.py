@@ -6,7 +6,8 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ import torch
 from linear_networks import networks_of_linear_layers
 from replay_learners import make, targets_of
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw
 from unavoidable import needs_cuda
 
@@ -22,9 +22,8 @@ from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import matmul_dtype
+from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.learner.sac import SacLearner
-from asyncrl.models.flat import FlatParameters, read_block
-from asyncrl.models.sac import SacActor
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
@@ -62,17 +61,18 @@ class Reference:
         log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(raw)
         return raw.tanh(), (log_prob - torch.log(1.0 - raw.tanh() ** 2)).sum(-1)
 
-    def values(self, critics: nn.ModuleList, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def values(self, critics: Iterable[nn.Module], obs: Tensor, action: Tensor) -> Tensor:
         if self.is_box:
-            inputs = torch.cat((obs, action), -1)
-            return critics[0](inputs).squeeze(-1), critics[1](inputs).squeeze(-1)
-        first, second = critics
-        return first(obs), second(obs)
+            return torch.stack([critic(torch.cat((obs, action), -1)).squeeze(-1) for critic in critics])
+        return torch.stack([critic(obs) for critic in critics])
 
-    def cost(self, critics: nn.ModuleList, obs: Tensor, noise: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha log pi - min Q, and the entropy, of each observation."""
+    def cost(
+        self, critics: Sequence[nn.Module], obs: Tensor, noise: Tensor, alpha: Tensor, takes_mean: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """alpha log pi - min Q (or the mean of Q), and the entropy, of each observation."""
         action, log_prob = self.policy(obs, noise)
-        cost = alpha * log_prob - torch.min(*self.values(critics, obs, action))
+        values = self.values(critics, obs, action)
+        cost = alpha * log_prob - (values.mean(0) if takes_mean else values.amin(0))
         return (cost, -log_prob) if self.is_box else ((action * cost).sum(-1), -(action * log_prob).sum(-1))
 
     def step(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
@@ -90,26 +90,30 @@ class Reference:
             num_between = batch.between_discount.shape[1]
             shape = ((num_between + (2 if trains_actor else 1)) * size, 2)
             noise = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        targets, has_more = list(self.targets), self.config.num_critics > 2
+        if has_more:  # two that are drawn give the targets, and all of them train the policy (REDQ)
+            first, second = torch.randperm(self.config.num_critics, generator=self.generator)[:2].tolist()
+            targets = [targets[first], targets[second]]
         alpha = self.log_alpha.exp().detach()
         with torch.no_grad():
-            target = batch.reward - batch.discount * self.cost(self.targets, batch.next_obs, noise[-size:], alpha)[0]
+            target = batch.reward - batch.discount * self.cost(targets, batch.next_obs, noise[-size:], alpha)[0]
             # The return of several steps holds the entropy after each of them but the last, where the value has it.
             num_between = batch.between_discount.shape[1]
             for step in range(num_between):
                 first = len(noise) - (num_between + 1 - step) * size
                 own = noise[first : first + size]
-                entropy = self.cost(self.targets, batch.between_obs[:, step], own, alpha)[1]
+                entropy = self.cost(targets, batch.between_obs[:, step], own, alpha)[1]
                 target = target + batch.between_discount[:, step] * alpha * entropy
         values = self.values(self.critics, batch.obs, batch.action.tanh() if self.is_box else batch.action)
         if not self.is_box:
-            values = tuple(q.gather(1, batch.action.unsqueeze(1)).squeeze(1) for q in values)
-        critic_loss = 0.5 * (mse_loss(values[0], target) + mse_loss(values[1], target))
+            values = values[:, torch.arange(size), batch.action]
+        critic_loss = 0.5 * (values - target).square().mean(1).sum()
         self.step(self.optimizers[0], critic_loss, list(self.critics.parameters()))
         for old, new in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
             old.data = (1.0 - self.config.tau) * old.data + self.config.tau * new.data
-        figures = {"critic_loss": critic_loss.item(), "q_mean": torch.stack(list(values)).mean().item()}
+        figures = {"critic_loss": critic_loss.item(), "q_mean": values.mean().item()}
         if trains_actor:
-            cost, entropy = self.cost(self.critics, batch.obs, noise[:size], alpha)
+            cost, entropy = self.cost(list(self.critics), batch.obs, noise[:size], alpha, takes_mean=has_more)
             self.step(self.optimizers[1], cost.mean(), list(self.actor.parameters()))
             figures |= {"actor_loss": cost.mean().item(), "entropy": entropy.mean().item(), "ent_coef": alpha.item()}
             if self.log_alpha.requires_grad:
@@ -131,6 +135,7 @@ class Reference:
         {"weight_decay": 0.3, "critic_mlp_layers": [12]},
         {"target_entropy": 0.3},
         {"target_entropy_per_dim": -0.5},
+        {"num_critics": 5},
     ],
     ids=lambda settings: ",".join(settings) or "default",
 )
@@ -160,20 +165,6 @@ def test_the_policy_is_trained_at_every_policy_delay_th_update() -> None:
     moved = [not torch.equal(before, after) for before, after in itertools.pairwise(blocks)]
     assert moved == [False, False, True, False, False, True]
     assert learner.policy_version == 6
-
-
-def test_the_state_alone_makes_the_policy_again() -> None:
-    learner = make(BOX, normalize_input=True)
-    learner.observe(draw(BOX, 1)[0].obs * 3.0 + 5.0)
-    learner.train(draw(BOX, 2))
-    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
-    actor.load_state_dict(learner.state_dict().model)
-    acting = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
-    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
-    obs = torch.randn(4, 3) * 3.0 + 5.0
-    expected = learner.model.act(obs, deterministic=True).action
-    assert torch.equal(actor.act(obs, deterministic=True).action, expected)
-    assert torch.equal(acting.act(obs, deterministic=True).action, expected)
 
 
 def test_seeds_decide_weights_and_noise() -> None:
@@ -284,3 +275,25 @@ def test_updates_as_cuda_graphs_equal_plain_ones(spec: EnvSpec, settings: dict[s
 def test_the_entropy_coefficient_begins_where_it_is_asked_to() -> None:
     learner = make(BOX, initial_ent_coef=0.01)
     assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)
+
+
+def test_each_pair_is_drawn_equally_often_and_two_critics_draw_none() -> None:
+    learner, (batch,) = make(BOX, num_critics=4), draw(BOX, 1)
+    pairs = Counter(frozenset(learner._inputs_of(batch, True)[-1].tolist()) for _ in range(3000))
+    assert len(pairs) == 6 and all(len(pair) == 2 for pair in pairs)
+    assert all(400 < count < 600 for count in pairs.values())
+    two = make(BOX)
+    assert isinstance(two._step.__self__, SacPasses)
+    assert len(two._inputs_of(batch, True)) == len(batch) + 1
+    assert learner._step == learner._update
+
+
+def test_more_critics_are_trained_with_several_steps_and_continue_from_a_checkpoint() -> None:
+    learner, other = (make(BOX, num_critics=3, seed=seed, n_step=3) for seed in (1, 2))
+    batches = draw(BOX, 4, n_step=3)
+    assert learner.train(batches[:2]) is not None
+    other.load_state_dict(learner.state_dict())
+    learner.train(batches[2:])
+    other.train(batches[2:])
+    first, second = (each.state_dict().optimizer for each in (learner, other))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
