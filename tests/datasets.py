@@ -47,7 +47,11 @@ class Actor:
 
     def collect(self, version: int, reward: Reward | None = None, shift: float = 0.0, ends: bool = True) -> Dataset:
         num_rows, num_columns = self.num_rows, self.num_columns
-        obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
+        if self.model.layout.num_pixels > 0:
+            size = (num_rows + 1, num_columns, self.model.layout.row_size)
+            obs = torch.randint(256, size, dtype=torch.uint8, generator=self.generator)
+        else:
+            obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
         if self.model.layout.num_mask > 0:
             allowed = torch.rand(num_rows + 1, num_columns, self.model.layout.num_mask, generator=self.generator) < 0.6
             obs = torch.cat((obs, allowed.float()), -1)

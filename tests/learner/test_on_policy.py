@@ -580,27 +580,14 @@ def test_without_lag_vtrace_corrects_nothing_in_reduced_precision_either() -> No
 def test_one_pass_over_images_gives_what_separate_passes_give(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
-    spec = spec_of_spaces(space, spaces.Discrete(3), "Screen", None)
-    config = TrainConfig(
-        **{
-            "ppo_objective": "decoupled",
-            "encoder_conv_mlp_layers": [8],
-            "normalize_returns": False,
-            **SMALL,
-            **settings,
-        }
-    )
-    learner = OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU)
-    generator = torch.Generator().manual_seed(3)
+    spec = spec_of_spaces(spaces.Box(0, 255, (12, 12, 1), np.uint8), spaces.Discrete(3), "Screen", None)
+    usual = {"ppo_objective": "decoupled", "encoder_conv_mlp_layers": [8], "normalize_returns": False}
+    learner, actor = make(spec, **{**usual, **settings})
+    config = learner._config
     rows: list[int] = []
     learner.model.actor.register_forward_pre_hook(lambda module, given: rows.append(len(given[0].floats)))
     for _ in range(3):
-        learner.publication()
-        version = learner.policy_version
-        dataset = screens(
-            learner.model, torch.randint(0, 256, (9, 16, 144), dtype=torch.uint8, generator=generator), version
-        )
+        dataset = actor.collect(actor.receive(learner))
         train_on(learner, dataset)
         prepared, num_rows = [], []
         for same_inputs, at_once in ((True, 50), (False, 10_000)):
@@ -611,10 +598,7 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
             num_rows.append(sum(rows))
         monkeypatch.undo()
         assert learner._trains_on_present_outputs
-        assert num_rows == [
-            9 * 16,
-            9 * 16 + int(dataset.valid.sum()),
-        ]
+        assert num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
         samples, is_reduced = prepared[0].samples, config.precision == "bf16"  # a kernel may round by the batch's size
         rounding = {"rtol": 0.02, "atol": 0.02} if is_reduced else {"rtol": 1e-4, "atol": 1e-5}
         for name, found in samples.non_null_fields().items():
@@ -625,28 +609,6 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
             torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, **rounding)
         assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
-
-
-def screens(model: ActorCritic, obs: Tensor, version: int) -> Dataset:
-    """A dataset of images that an older policy, with other preferences, has acted on."""
-    with torch.no_grad():
-        acted = model.act(obs.flatten(0, 1), torch.Generator().manual_seed(5))
-    action, log_prob, value, parameters, state = (part.clone().view(*obs.shape[:2], *part.shape[1:]) for part in acted)
-    shape = (len(obs) - 1, obs.shape[1])
-    ended = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.1
-    return Dataset(
-        obs=obs,
-        rnn_state=state[:1],
-        action=action[:-1],
-        action_parameters=parameters[:-1],
-        log_prob=log_prob[:-1] - 0.1,
-        value=value + 0.3,
-        reward=obs[:-1].float().mean(-1) / 128.0 - 1.0,
-        terminated=ended,
-        truncated=torch.zeros_like(ended),
-        valid=torch.ones_like(ended),
-        policy_version=torch.full(shape, version),
-    )
 
 
 def test_a_restored_learner_continues_to_the_bit() -> None:
