@@ -210,15 +210,12 @@ def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
     if device.type == "cpu":
         return _act_on_host(model, seed)
     actor = DeviceActor(model, device, seed, compile="off")
-    return _in_eval_mode(model, lambda obs, state: actor.act(*actor.gather([(obs, state)])))
 
-
-def _in_eval_mode(model: ActingModel, act: Act) -> Act:
-    def act_so(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
+    def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
         with eval_mode(model):
-            return act(obs, state)
+            return actor.act(*actor.gather([(obs, state)]))
 
-    return act_so
+    return act
 
 
 @contextlib.contextmanager
@@ -241,7 +238,8 @@ def _act_on_host(model: ActingModel, seed: int) -> Act:
     generator = torch.Generator().manual_seed(seed)
 
     def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
-        result = model.act_in_training(torch.from_numpy(obs), generator, torch.from_numpy(state))
+        with eval_mode(model):
+            result = model.act_in_training(torch.from_numpy(obs), generator, torch.from_numpy(state))
         return ActorOutput(**{name: tensor.numpy() for name, tensor in result.items()})
 
-    return _in_eval_mode(model, act)
+    return act

@@ -37,13 +37,13 @@ from asyncrl.algorithms.losses import (
 )
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.autograd_step import ModelOutputs
+from asyncrl.learner.autograd_step import AutogradStep, ModelOutputs
 from asyncrl.learner.dataset import Dataset, places_of
-from asyncrl.learner.fast.choose_step import choose_step
+from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
-from asyncrl.learner.update_runner import in_graphs
+from asyncrl.learner.update_runner import in_graphs, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
@@ -232,10 +232,22 @@ class OnPolicyLearner:
         self._generator = torch.Generator().manual_seed(own_seed)
         self._skipped = SkippedSteps(config.max_skipped_steps)
         self._outputs = ModelOutputs(self.model, config)
-        parts = self._outputs, self._flat, self._optimizer, self.ranks, storage.is_capturable
-        self._choose_step = functools.partial(choose_step, *parts)
-        self._step = self._choose_step(config)
+        self._storage = storage
+        self._step = self._choose_step()
         self._take_step: TakeStep = self._step
+
+    def _choose_step(self) -> AutogradStep | ArrayUpdate | GraphedStep:
+        """The fastest way to take the steps of this learner with its settings; all compute the same."""
+        config, outputs, ranks = self._config, self._outputs, self.ranks
+        autograd = AutogradStep(outputs, self._gradient, self._optimizer, ranks, config)
+        can_capture = self._storage.is_capturable and config.algorithm.fits_cuda_graph
+        can_capture &= outputs.recurrence == 0 or self.model.unrolls_padded
+        can_capture &= scheduled(config, 0) is config  # a graph contains the settings of the loss
+        if can_capture and makes_graphs(config.compile, self.device, ranks.num_ranks):
+            return GraphedStep(autograd, self.device, ranks.num_ranks)
+        if ArrayUpdate.fits(self.model, config, self.device):
+            return ArrayUpdate(self.model, self._flat, self._optimizer, ranks, config)
+        return autograd
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
@@ -245,7 +257,7 @@ class OnPolicyLearner:
             if not in_graphs(before, self._config):
                 return
             self._step.runner.close()
-        self._take_step = self._step = self._choose_step(self._config)
+        self._take_step = self._step = self._choose_step()
 
     def take_over(self, block: Tensor) -> None:
         """Continues with the weights and statistics of another learner of the same model; the caller publishes.

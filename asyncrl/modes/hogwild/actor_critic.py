@@ -60,7 +60,6 @@ class HogwildActorCritic(OnPolicyLearner):
         # The limit of the deviation needs one owner of the weights.
         super().__init__(model, config.model_copy(update={"final_stddev": None}), device, storage)
         self._take_step = self._take_step_from_newest
-        self._storage = storage
         self._meter = meter
         self._channel = channel
         self._publication = 0
