@@ -1,4 +1,4 @@
-"""SAC's update against a plain reference with autograd, on problems whose answer is known, and what it promises."""
+"""SAC's update against a plain reference with autograd, and what its learner promises."""
 
 from __future__ import annotations
 
