@@ -14,7 +14,6 @@ from torch import Tensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
-from asyncrl.learner.advantages import present_outputs
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
@@ -48,7 +47,11 @@ class Actor:
 
     def collect(self, version: int, reward: Reward | None = None, shift: float = 0.0, ends: bool = True) -> Dataset:
         num_rows, num_columns = self.num_rows, self.num_columns
-        obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
+        if self.model.layout.num_pixels > 0:
+            size = (num_rows + 1, num_columns, self.model.layout.row_size)
+            obs = torch.randint(256, size, dtype=torch.uint8, generator=self.generator)
+        else:
+            obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
         if self.model.layout.num_mask > 0:
             allowed = torch.rand(num_rows + 1, num_columns, self.model.layout.num_mask, generator=self.generator) < 0.6
             obs = torch.cat((obs, allowed.float()), -1)
@@ -83,7 +86,7 @@ class Actor:
 def present_values(learner: OnPolicyLearner, dataset: Dataset) -> Tensor:
     """Values `[T+1, C]` of the learner's critic now, in units of rewards."""
     statistics = learner._statistics.obs_statistics
-    return present_outputs(dataset, statistics, learner._outputs, learner._config)[1]
+    return learner._present_outputs(dataset, statistics)[1]
 
 
 def train_on(

@@ -32,7 +32,7 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.inference.policy import load_policy
-from asyncrl.learner import advantages
+from asyncrl.learner import on_policy
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.worker import LearnerOutcome
@@ -251,7 +251,7 @@ def recording(folder: Path) -> Iterator[None]:
     datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
     for subfolder in (datasets, publications, batches):
         subfolder.mkdir(exist_ok=True)
-    updates, make_minibatches, gae = OnPolicyLearner.updates, ppo.minibatches, advantages.gae
+    updates, make_minibatches, gae = OnPolicyLearner.updates, ppo.minibatches, on_policy.gae
     publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
     made_of_dataset: dict[str, list[np.ndarray]] = {}
     learners: list[OnPolicyLearner] = []  # of this process; the last one trains
@@ -318,7 +318,7 @@ def recording(folder: Path) -> Iterator[None]:
     with (
         mock.patch.object(OnPolicyLearner, "updates", recording_updates),
         mock.patch.object(ppo, "minibatches", recording_minibatches),
-        mock.patch.object(advantages, "gae", recording_gae),
+        mock.patch.object(on_policy, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
         mock.patch.object(ReplaySampler, "sample", recording_sample),
         mock.patch.object(HogwildSacWorker, "close", recording_close),

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.models.arrays import FloatArray
 from asyncrl.models.distributions import ActionDistribution
 from asyncrl.models.encoders import Inputs
 
@@ -151,6 +150,16 @@ def were_taken(steps: Sequence[Step]) -> Tensor:
     return torch.isfinite(torch.stack([step.figures for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
 
 
+TakeStep = Callable[[Samples, float], tuple[Tensor, Tensor]]
+"""Takes an optimizer step on a minibatch at a learning rate; returns the fields of `Step`."""
+
+
+class LearningRate(Protocol):
+    """The learning rate of the next step (`asyncrl.learner.optimizer`)."""
+
+    value: float
+
+
 class Progress(NamedTuple):
     """State of an update.
 
@@ -179,13 +188,6 @@ class Ranks(Protocol):
 
     def average(self, tensors: Sequence[Tensor], weight: float | Tensor = 1.0) -> None:
         """Replaces float tensors by their means over all ranks; `weight` is that of this rank."""
-
-
-class LossOfSamples(NamedTuple):
-    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
-
-    mean: float
-    gradient: FloatArray
 
 
 def needs_kl(config: TrainConfig) -> bool:

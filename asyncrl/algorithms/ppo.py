@@ -1,9 +1,9 @@
 """Proximal policy optimization (Schulman et al. 2017, arXiv:1707.06347).
 
-samples (advantages in) --minibatches--> step(minibatch): ppo_loss, gradient, Adam --KL stop--> next pass --> metrics
+samples (advantages in) --minibatches--> take_step: ppo_loss, gradient, Adam --KL stop--> next pass --> metrics
 
 `update` is the loop of every algorithm that learns from trajectories; `ppo_loss` is what makes it PPO. The learner
-prepares the samples and owns `step` (`asyncrl.learner.on_policy`).
+(`asyncrl.learner.on_policy`) prepares the samples, gives `take_step`, and adapts the learning rate between steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import (
+    LearningRate,
     LossMetrics,
     Mean,
     Progress,
     Ranks,
     Samples,
     Step,
+    TakeStep,
     advantage_sums,
     approximate_kls,
     effective_sample_size,
@@ -36,7 +38,8 @@ from asyncrl.models.distributions import ActionDistribution
 
 def update(
     samples: Samples,
-    step: Callable[[Samples], Step],
+    take_step: TakeStep,
+    learning_rate: LearningRate,
     config: TrainConfig,
     generator: torch.Generator,
     ranks: Ranks,
@@ -47,7 +50,8 @@ def update(
 
     Args:
         samples: the dataset, with advantages.
-        step: takes one optimizer step on a minibatch.
+        take_step: takes one optimizer step on a minibatch at a learning rate.
+        learning_rate: the rate of the next step.
         config: numbers of passes and minibatches, normalization, and `target_kl`.
         generator: on the CPU, draws the order of samples.
         ranks: the learners that make the same steps.
@@ -66,7 +70,7 @@ def update(
             start_pass(batches)
         steps: list[Step] = []
         for batch in batches:
-            steps.append(step(batch))
+            steps.append(Step(*take_step(batch, learning_rate.value)))
             num_done += 1
             ends_pass = len(steps) == len(batches)
             is_last = ends_pass and (epoch == config.num_epochs or exceeds_target_kl(steps, config.target_kl, ranks))
@@ -88,7 +92,9 @@ def minibatches(samples: Samples, config: TrainConfig, generator: torch.Generato
         order, device = torch.randperm(len(samples.floats), generator=generator), samples.floats.device
         samples = samples.at(order if device.type == "cpu" else to_device([order], device)[0])
     if config.normalize_advantage:
-        sums = ranks.sum(advantage_sums(samples.advantage, num_batches, samples.valid))
+        sums = advantage_sums(samples.advantage, num_batches, samples.valid)
+        if ranks.num_ranks > 1:
+            ranks.sum(sums)
         if config.normalize_advantage_over == "dataset":
             sums = sums.sum(0).expand_as(sums)
         samples = samples._replace(advantage=normalize_advantages(samples.advantage, sums))
@@ -161,7 +167,8 @@ def exceeds_target_kl(steps: Sequence[Step], target_kl: float | None, ranks: Ran
         kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
         taken = were_taken(with_samples)
         kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
-    ranks.average([kl], num_samples)
+    if ranks.num_ranks > 1:
+        ranks.average([kl], num_samples)
     return not float(kl) <= target_kl  # NaN ends the passes too
 
 

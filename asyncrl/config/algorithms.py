@@ -109,7 +109,7 @@ _algorithms = {
         Algorithm(
             "ppo",
             loss="asyncrl.algorithms.ppo:ppo_loss",
-            array_policy_loss="asyncrl.learner.fast.array_losses:ppo_policy_loss",
+            array_policy_loss="asyncrl.learner.fast.array_update:ppo_policy_loss",
             uses_ratio=True,
             fits_cuda_graph=True,
             runs_on_hogwild=True,
@@ -119,7 +119,7 @@ _algorithms = {
             # Without a ratio to clip, samples are used once, in larger minibatches.
             defaults={"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1, "target_kl": None},
             loss="asyncrl.algorithms.a2c:a2c_loss",
-            array_policy_loss="asyncrl.learner.fast.array_losses:a2c_policy_loss",
+            array_policy_loss="asyncrl.learner.fast.array_update:a2c_policy_loss",
             fits_cuda_graph=True,
             runs_on_hogwild=True,
         ),

@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.inference_buffer import ActorOutput
-from asyncrl.inference.array_policy import CLIP
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.arrays import FloatArray, array_of, encoder_of, weights_of
 from asyncrl.models.distributions import Joint
+from asyncrl.models.normalized import OBS_CLIP
+
+_CLIP = np.float32(OBS_CLIP)
 
 Parts = Sequence[tuple[int, slice]]
 """Policies, and the rows of a batch that each plays."""
@@ -75,8 +77,8 @@ class ArrayPolicies:
         if self._normalizes_obs:
             obs -= self._obs_mean.take(played, axis=0)
             obs /= self._obs_std.take(played, axis=0)
-            np.minimum(obs, CLIP, out=obs)
-            np.maximum(obs, -CLIP, out=obs)
+            np.minimum(obs, _CLIP, out=obs)
+            np.maximum(obs, -_CLIP, out=obs)
         features = self._encode(0, obs, played, parts)
         outputs = self._policy_head.multiply(features, played, parts)
         log_std = None if self._log_std is None else self._log_std.take(played, axis=0)

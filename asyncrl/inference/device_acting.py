@@ -45,9 +45,9 @@ class DeviceActor:
         num_rows = len(parts[0][0])
         size = num_rows * (1 << (len(parts) - 1).bit_length())
         if size not in self._batches:
-            self._batches[size] = _Batch(self._run, size, parts[0], self._device)
+            self._batches[size] = batch = _Batch(self._run, size, parts[0], self._device)
             if self._makes_graphs:
-                self._batches[size].make_graph(self._generator)
+                batch.call = GraphedFunction(batch.run_and_pack, self._device, self._generator)
         self._batch = self._batches[size]
         gathered = [buffer[: num_rows * len(parts)] for buffer in self._batch.arrays]
         for array, fields in zip(gathered, zip(*parts, strict=True), strict=True):
@@ -66,7 +66,7 @@ class DeviceActor:
             log.warning("capturing a CUDA graph of inference failed", exc_info=True)
             self._makes_graphs = False
             for batch in self._batches.values():
-                batch.drop_graph()
+                batch.call = batch.run_and_pack
             # PyTorch up to 2.12 may refuse to draw from the captured generator outside of a graph.
             another = derive_seed(self._seed, Stream.SECOND_ATTEMPT)
             self._generator = torch.Generator(device=self._device).manual_seed(another)
@@ -94,22 +94,16 @@ class _Batch:
         self._inputs = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in shapes]
         self._device = device
         self._run = run
-        self._call: Callable[[], Tensor] = self._run_and_pack
+        self.call: Callable[[], Tensor] = self.run_and_pack  # or a graph of it
         self._layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self._host_output: Tensor | None = None
         self._results: dict[str, npt.NDArray[Any]] = {}
-
-    def make_graph(self, generator: torch.Generator) -> None:
-        self._call = GraphedFunction(self._run_and_pack, self._device, generator)
-
-    def drop_graph(self) -> None:
-        self._call = self._run_and_pack
 
     def run(self) -> dict[str, npt.NDArray[Any]]:
         """Fields of `ActorOutput` for the inputs in `arrays`; the next call overwrites them."""
         for device_input, host_input in zip(self._inputs, self._host_inputs, strict=True):
             device_input.copy_(host_input, non_blocking=True)
-        packed = self._call()
+        packed = self.call()
         if self._host_output is None:
             self._host_output = host_buffer((packed.numel(),), torch.uint8, self._device)
             start = 0
@@ -122,7 +116,7 @@ class _Batch:
             torch.cuda.current_stream(self._device).synchronize()
         return self._results
 
-    def _run_and_pack(self) -> Tensor:
+    def run_and_pack(self) -> Tensor:
         """All results as consecutive bytes."""
         outputs = self._run(*self._inputs)
         self._layout = {name: (tuple(output.shape), output.dtype) for name, output in outputs.items()}

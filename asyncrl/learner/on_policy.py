@@ -1,9 +1,9 @@
 """Training on one dataset of trajectories at a time: no processes, no shared memory.
 
-    statistics   which version was published with which; normalization, and PopArt       (statistics.py)
-    advantages   GAE or V-trace, and the weights of the decoupled objective              (advantages.py)
-    loop         for each dataset the passes and minibatches of `asyncrl.algorithms.ppo.update`, each an optimizer step
-                 by autograd or what `asyncrl.learner.fast` has; then the metrics
+    statistics   which version was published with which; normalization, and PopArt       (`LearnerStatistics`)
+    samples      GAE or V-trace, and the weights of the decoupled objective              (`OnPolicyLearner._prepare`)
+    passes       the minibatches of `asyncrl.algorithms.ppo.update`, each an optimizer step by autograd or what
+                 `asyncrl.learner.fast` has; then the metrics
 
 The loss is that of the algorithm (`Algorithm.loss`). `publication` gives the block of weights and statistics that other
 roles act with. Each sample's observation is normalized with the statistics that its behaviour policy used; the next
@@ -14,34 +14,38 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms import ppo
-from asyncrl.algorithms.losses import FIGURES, KL, Progress, Samples, Step, VtraceResult, explained_variance, were_taken
+from asyncrl.algorithms.losses import (
+    FIGURES,
+    KL,
+    Progress,
+    Samples,
+    Step,
+    TakeStep,
+    VtraceResult,
+    behaviour_weights,
+    explained_variance,
+    gae,
+    vtrace,
+    were_taken,
+)
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.advantages import (
-    are_training_outputs,
-    decoupled,
-    estimate,
-    in_sequences,
-    log_ratios_of,
-    present_outputs,
-)
-from asyncrl.learner.autograd_step import ModelOutputs
+from asyncrl.learner.autograd_step import AutogradStep, ModelOutputs
 from asyncrl.learner.dataset import Dataset, places_of
-from asyncrl.learner.fast.choose_step import choose_step
+from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
-from asyncrl.learner.statistics import LearnerStatistics
-from asyncrl.learner.update_runner import in_graphs
+from asyncrl.learner.update_runner import in_graphs, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.encoders import split_tensor
+from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.observers.reports import TrainMetrics
 from asyncrl.processes.seeding import Stream, derive_seed, rank_seed
@@ -96,6 +100,98 @@ class _Update:
     learning_rates: list[float] = field(default_factory=list)
 
 
+class LearnerStatistics:
+    """Owns the running moments of observations and returns, and writes them to the model's statistics.
+
+    Attributes:
+        obs_moments, return_moments: of all samples so far.
+        obs_statistics: [2F] float32, means and deviations of observations that the next publication has.
+        published: `obs_statistics` of each version that a dataset may have samples of.
+    """
+
+    def __init__(self, model: ActorCritic, storage: ParameterStore, config: TrainConfig, device: torch.device) -> None:
+        """Starts with the statistics of the model; `storage` allocates the memory of the moments."""
+        self._model, self._config = model, config
+        self.obs_moments = storage.moments("obs", model.observation_size, device)
+        self.return_moments = storage.moments("return", 1, device)
+        self.published: dict[int, Tensor] = {}
+        self.read_model()
+
+    def read_model(self) -> None:
+        """Adopts the model's statistics of observations."""
+        self.obs_statistics = self._model.statistics[: 2 * self._model.observation_size].clone()
+
+    def publish(self, policy_version: int) -> None:
+        """Keeps the statistics of a version until its samples are too old to be trained on."""
+        oldest = policy_version - self._config.max_policy_lag
+        self.published = {version: kept for version, kept in self.published.items() if version >= oldest}
+        self.published[policy_version] = self.obs_statistics
+
+    def normalize(self, obs: Tensor, present: Sequence[int], versions: Tensor) -> Tensor:
+        """Normalizes the numbers of samples, in place, with the statistics that the policy of each sample used.
+
+        So an unchanged policy gives each action the probability that it had, even if the statistics have changed
+        since. Returns do not need this: slots hold values in units of rewards, and the critic's head always fits the
+        newest statistics of returns.
+
+        Args:
+            obs: [N, F] float32, raw.
+            present: the policy versions that acted on them.
+            versions: [N] int64, the one of each.
+
+        Raises:
+            LookupError: a version was never published.
+        """
+        unknown = [version for version in present if version not in self.published]
+        if unknown:
+            raise LookupError(
+                f"the dataset has samples of the policy versions {unknown}, but those published within max_policy_lag "
+                f"are {sorted(self.published)}: publish before collecting, and drop older trajectories"
+            )
+        groups: dict[int, list[int]] = {}  # versions by the statistics that they share
+        for version in present:
+            groups.setdefault(id(self.published[version]), []).append(version)
+        if len(groups) == 1:
+            return self._model.normalize_obs(obs, out=obs, statistics=self.published[present[0]])
+        for group in groups.values():
+            rows = torch.isin(versions, torch.tensor(group, device=obs.device)).nonzero().squeeze(-1)
+            own = obs.index_select(0, rows)
+            statistics = self.published[group[0]]
+            obs.index_copy_(0, rows, self._model.normalize_obs(own, out=own, statistics=statistics))
+        return obs
+
+    def update(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
+        """Adds the valid rows of a dataset to the moments: observations `[N, F]`, and returns `[N]`."""
+        if self._config.normalize_input:
+            self.obs_moments.update(raw_obs)
+        if self._config.normalize_returns:
+            self.return_moments.update(raw_returns.unsqueeze(-1))
+
+    def write_model(self) -> None:
+        """Writes the moments to the model; PopArt rescales the critic's head, so that no prediction changes."""
+        if self._config.normalize_input:
+            self._model.set_obs_statistics(self.obs_moments.mean, self.obs_moments.std)
+            self.read_model()
+        if self._config.normalize_returns:
+            self._model.renormalize_returns(self.return_moments.mean, self.return_moments.std)
+
+    def adopt_model(self) -> None:
+        """Continues from the statistics of the model, which are another learner's."""
+        self.read_model()
+        return_statistics = self._model.statistics[len(self.obs_statistics) :]
+        self.obs_moments.adopt(*self.obs_statistics.chunk(2))
+        self.return_moments.adopt(*return_statistics.chunk(2))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments in use, by their names in a checkpoint."""
+        return {
+            "obs_mean": self.obs_moments.mean,
+            "obs_variance": self.obs_moments.variance,
+            "return_mean": self.return_moments.mean,
+            "return_variance": self.return_moments.variance,
+        }
+
+
 class OnPolicyLearner:
     """Owns the model that is trained, its optimizer, and the running statistics of observations and returns.
 
@@ -120,8 +216,14 @@ class OnPolicyLearner:
         self.notice: str | None = None
         self._config, self.device = config, device
         self._uses_ratio = config.algorithm.uses_ratio
+        # Whether `_present_outputs` are what training computes for each sample. They are not if each sample's numbers
+        # are normalized with the statistics of its behaviour policy, if sequences begin with stored states, or if
+        # V-trace needs float32 and training does not.
+        has_own_statistics = model.normalizes_obs and any(model.layout.normalized)
+        is_rounded = config.with_vtrace and config.precision == "bf16"
+        self._trains_on_present_outputs = not (has_own_statistics or is_rounded or model.rnn_state_size > 0)
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
-        self._gradient = self._flat.require_grad()
+        self._gradient = self._flat.grad
         self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._statistics = LearnerStatistics(self.model, storage, config, device)
@@ -130,9 +232,22 @@ class OnPolicyLearner:
         self._generator = torch.Generator().manual_seed(own_seed)
         self._skipped = SkippedSteps(config.max_skipped_steps)
         self._outputs = ModelOutputs(self.model, config)
-        parts = self._outputs, self._flat, self._optimizer, self.ranks, storage.is_capturable
-        self._choose_step = functools.partial(choose_step, *parts)
-        self._step = self._choose_step(config)
+        self._storage = storage
+        self._step = self._choose_step()
+        self._take_step: TakeStep = self._step
+
+    def _choose_step(self) -> AutogradStep | ArrayUpdate | GraphedStep:
+        """The fastest way to take the steps of this learner with its settings; all compute the same."""
+        config, outputs, ranks = self._config, self._outputs, self.ranks
+        autograd = AutogradStep(outputs, self._gradient, self._optimizer, ranks, config)
+        can_capture = self._storage.is_capturable and config.algorithm.fits_cuda_graph
+        can_capture &= outputs.recurrence == 0 or self.model.unrolls_padded
+        can_capture &= scheduled(config, 0) is config  # a graph contains the settings of the loss
+        if can_capture and makes_graphs(config.compile, self.device, ranks.num_ranks):
+            return GraphedStep(autograd, self.device, ranks.num_ranks)
+        if ArrayUpdate.fits(self.model, config, self.device):
+            return ArrayUpdate(self.model, self._flat, self._optimizer, ranks, config)
+        return autograd
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
@@ -142,7 +257,7 @@ class OnPolicyLearner:
             if not in_graphs(before, self._config):
                 return
             self._step.runner.close()
-        self._step = self._choose_step(self._config)
+        self._take_step = self._step = self._choose_step()
 
     def take_over(self, block: Tensor) -> None:
         """Continues with the weights and statistics of another learner of the same model; the caller publishes.
@@ -202,20 +317,13 @@ class OnPolicyLearner:
         update.config = config
         learning_rate.start_dataset(env_steps_before)
 
-        def step(minibatch: Samples) -> Step:
-            update.learning_rates.append(learning_rate.value)
-            made = Step(*self._take_step(minibatch, learning_rate.value))
+        recompute = functools.partial(self._recompute, update)
+        given = update.samples, self._take_step, learning_rate, config, self._generator, self.ranks, recompute
+        for progress in ppo.update(*given, start_pass):
             self.policy_version += 1
+            update.learning_rates.append(learning_rate.value)
             if learning_rate.is_adaptive:
-                learning_rate.after_minibatch(made.figures[KL])
-            return made
-
-        def recompute() -> Samples:
-            update.samples = self._recomputed(update)
-            return update.samples
-
-        given = update.samples, step, config, self._generator, self.ranks, recompute, start_pass
-        for progress in ppo.update(*given):
+                learning_rate.after_minibatch(progress.steps[-1].figures[KL])
             if progress.ends_pass:
                 if isinstance(self._step, GraphedStep):
                     self.notice = self.notice or self._step.runner.take_notice()
@@ -228,10 +336,6 @@ class OnPolicyLearner:
                 share = env_steps_before / config.train_for_env_steps
                 self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, share))
             yield progress
-
-    def _take_step(self, minibatch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """Takes an optimizer step; returns its `FIGURES` [7] and log-ratios [B]."""
-        return self._step(minibatch, learning_rate)
 
     def _prepare(self, dataset: Dataset) -> _Update:
         """Turns the valid rows of a dataset into samples and updates the statistics with them."""
@@ -249,13 +353,13 @@ class OnPolicyLearner:
         is_old = any(version < self.policy_version for version in present)
         values, parameters, log_ratios = dataset.value, None, None
         if config.with_vtrace or (config.recompute_values and is_old):
-            present_parameters, values = present_outputs(dataset, obs_statistics, outputs, config)
-            if are_training_outputs(outputs, config):
+            present_parameters, values = self._present_outputs(dataset, obs_statistics)
+            if self._trains_on_present_outputs:
                 parameters = present_parameters.index_select(0, rows)
         if config.with_vtrace:
-            log_ratios = log_ratios_of(dataset, rows, inputs, action, parameters, outputs)
+            log_ratios = self._log_ratios(dataset, rows, inputs, action, parameters)
         # Advantages, returns, and the statistics with them.
-        estimates = estimate(dataset, values, log_ratios, config)
+        estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
         self._update_statistics(raw.floats.index_select(0, valid) if recurrence else raw.floats, raw_returns)
         # A ratio in the loss weights the action itself; the plain policy gradient does not.
@@ -271,29 +375,107 @@ class OnPolicyLearner:
         )
         if recurrence:
             samples = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
-            sequences = in_sequences(samples.non_null_fields(), recurrence, dataset.valid.shape[1])
+            sequences = self._in_sequences(samples.non_null_fields(), dataset)
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
         if uses_ratio and config.ppo_objective == "decoupled":
             if is_old:
-                samples = decoupled(samples, parameters, outputs, config)
+                samples = self._decoupled(samples, parameters)
             else:
                 samples = samples._replace(weight=torch.ones_like(samples.log_prob))
         raw_values = values[:-1].flatten().index_select(0, valid)
         return _Update(dataset, samples, rows, valid, raw_values, raw_returns, log_ratios, obs_statistics, config)
 
-    def _recomputed(self, update: _Update) -> Samples:
+    def _recompute(self, update: _Update) -> Samples:
         """The same samples with values, advantages and returns of the current critic.
 
         V-trace's ratios remain those of the policy before training. Statistics remain, too: they have this dataset
         already, and the critic is trained on inputs normalized with those of the behaviour policies.
         """
-        dataset, recurrence = update.dataset, self._outputs.recurrence
-        _, values = present_outputs(dataset, update.obs_statistics, self._outputs, self._config)
-        estimates = estimate(dataset, values, update.log_ratios, self._config)
+        _, values = self._present_outputs(update.dataset, update.obs_statistics)
+        estimates = self._estimate(update.dataset, values, update.log_ratios)
         fields = self._estimated_fields(estimates, values, update.rows)
-        if recurrence:
-            fields = in_sequences(fields, recurrence, dataset.valid.shape[1])
-        return update.samples._replace(**fields)
+        if self._outputs.recurrence:
+            fields = self._in_sequences(fields, update.dataset)
+        update.samples = update.samples._replace(**fields)
+        return update.samples
+
+    @torch.no_grad()
+    def _present_outputs(self, dataset: Dataset, obs_statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """The model on all observations: parameters `[(T+1) * C, P]`, and values `[T+1, C]` in units of rewards.
+
+        V-trace compares with the policy that acted, in float32; the decoupled objective with what training computes.
+        Raw observations are normalized with `obs_statistics: [2F] float32`.
+        """
+        raw = split_tensor(self.model.layout, dataset.obs.flatten(0, 1))
+        inputs = raw._replace(floats=self.model.normalize_obs(raw.floats, statistics=obs_statistics))
+        state, in_float32 = dataset.rnn_state[0], self._config.with_vtrace
+        parameters, value = self._outputs.dataset(inputs, state, dataset.begins, in_float32=in_float32)
+        return parameters, self.model.denormalize_value(value).view(dataset.value.shape)
+
+    @torch.no_grad()
+    def _log_ratios(
+        self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor, parameters: Tensor | None
+    ) -> Tensor:
+        """Log-probabilities of actions now minus those when they were chosen `[T, C]`, 0 in other rows.
+
+        Args:
+            dataset: the dataset.
+            rows: [N] indices of the rows that `inputs` and `action` belong to.
+            inputs: normalized observations.
+            action: [N, ...].
+            parameters: [N, P], of the policy's distributions now, if they are known.
+        """
+        if parameters is None:
+            state, begins = dataset.rnn_state[0], dataset.begins[:-1]
+            parameters, _ = self._outputs.dataset(inputs, state, begins, in_float32=True)
+        log_prob = self.model.distribution.log_prob(parameters, action)
+        log_ratios = torch.zeros_like(dataset.log_prob)
+        log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
+        return log_ratios
+
+    def _estimate(self, dataset: Dataset, values: Tensor, log_ratios: Tensor | None) -> VtraceResult:
+        """Advantages and returns by GAE, or by V-trace where there are log-ratios; in units of scaled rewards.
+
+        Args:
+            dataset: rewards as the environment gave them, and ends of episodes.
+            values: [T+1, C] float32, in units of scaled rewards.
+            log_ratios: [T, C] float32, log-probability of each action before training minus that when it was chosen.
+        """
+        config = self._config
+        reward = dataset.reward * config.reward_scale
+        if config.reward_clip is not None:
+            reward.clamp_(-config.reward_clip, config.reward_clip)
+        rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
+        if log_ratios is None:
+            return VtraceResult(*gae(*rest, idle=dataset.idle), None)
+        return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c, idle=dataset.idle)
+
+    @torch.no_grad()
+    def _decoupled(self, samples: Samples, parameters: Tensor | None) -> Samples:
+        """Samples that compare with the policy before training, weighted by its difference to the behaviour policy.
+
+        The policy is evaluated as in training: with inputs normalized by the statistics of each sample's behaviour,
+        and from the stored recurrent states. So the first ratio is 1. If no older policy chose any of the actions, the
+        stored log-probabilities are those of this policy, and this is not called. `parameters [N, P]` are those of the
+        policy's distributions, if they are known.
+        """
+        rows, outputs = samples, self._outputs
+        if outputs.recurrence:
+            (parameters, _), rows = outputs.samples(samples)
+        elif parameters is None:
+            parameters, _ = outputs.dataset(samples.inputs, None, None)
+        log_prob = self.model.distribution.log_prob(parameters, rows.action)
+        weight = behaviour_weights(log_prob - rows.log_prob, self._config.behaviour_weight_cap)
+        fields = {"action_parameters": parameters, "log_prob": log_prob, "weight": weight}
+        if outputs.recurrence:
+            shape = (outputs.recurrence, -1)
+            fields = {name: torch.unflatten(field, 0, shape).transpose(0, 1) for name, field in fields.items()}
+        return samples._replace(**fields)
+
+    def _in_sequences(self, fields: dict[str, Tensor], dataset: Dataset) -> dict[str, Tensor]:
+        """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a recurrent policy."""
+        shape = (-1, self._outputs.recurrence, dataset.valid.shape[1])
+        return {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in fields.items()}
 
     def _estimated_fields(self, estimates: VtraceResult, values: Tensor, rows: Tensor) -> dict[str, Tensor]:
         """The fields of samples that follow from the estimates and values of a dataset, for these rows of it."""
@@ -338,7 +520,8 @@ class OnPolicyLearner:
             dataset_means = torch.stack([found[name] for name in DATASET_METRICS])
         else:  # other ranks may have all samples
             dataset_means = means.new_zeros(len(DATASET_METRICS))
-        self.ranks.average([dataset_means], num_ratios)
+        if self.ranks.num_ranks > 1:
+            self.ranks.average([dataset_means], num_ratios)
         named = dict(zip((*FIGURES, *DATASET_METRICS), torch.cat((means, dataset_means)).tolist(), strict=True))
         del named["kl"]  # the learning rate follows it; the metric is `approx_kl`
         if not self.model.distribution.deviation_positions:

@@ -214,19 +214,8 @@ def varies(mean: Tensor, variance: Tensor) -> Tensor:
     return variance.sqrt() > (mean.abs() * _RESOLUTION).clamp(min=_ROUNDING)
 
 
-def divisor_of(mean: Tensor, variance: Tensor) -> Tensor:
-    """[D] the standard deviation of each element, by which it is divided.
-
-    Elements with a variance above 1e-5, and constant ones, have 1e-5 added to it: without it Humanoid and Ant ended
-    lower (CHANGELOG.md). Smaller elements are divided by their own deviation, so their unit does not matter.
-    """
-    has_changes, is_small = varies(mean, variance), variance < _FLOOR
-    divisor = variance.sqrt().where(has_changes & is_small, (variance + _FLOOR).sqrt())
-    return divisor.where(has_changes | is_small, 1.0)  # 1 for the rounding of large numbers
-
-
 def variance_of(divisor: Tensor) -> Tensor:
-    """[D] float64 variance of the elements with these divisors; about 0 for constant ones."""
+    """[D] float64 variance of the elements with these `RunningMoments.std`; about 0 for constant ones."""
     square = divisor.double().square()
     variance = square.where(square < _FLOOR * (1.0 - 1e-6), (square - _FLOOR).clamp(min=0.0))
     return variance.where(divisor != 1.0, 0.0)
@@ -257,8 +246,14 @@ class RunningMoments:
 
     @property
     def std(self) -> Tensor:
-        """[D] float64 standard deviation, by which elements are divided (`divisor_of`)."""
-        return divisor_of(self.mean, self.variance)
+        """[D] float64 standard deviation of each element, by which it is divided.
+
+        Elements with a variance above 1e-5, and constant ones, have 1e-5 added to it: without it Humanoid and Ant ended
+        lower (CHANGELOG.md). Smaller elements are divided by their own deviation, so their unit does not matter.
+        """
+        variance, has_changes, is_small = self.variance, varies(self.mean, self.variance), self.variance < _FLOOR
+        divisor = variance.sqrt().where(has_changes & is_small, (variance + _FLOOR).sqrt())
+        return divisor.where(has_changes | is_small, 1.0)  # 1 for the rounding of large numbers
 
     def update(self, batch: Tensor) -> None:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.

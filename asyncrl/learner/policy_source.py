@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.policy_rows import PolicyRows
-from asyncrl.learner.slot_ledger import Columns
-from asyncrl.learner.threaded_source import ThreadedSource
+from asyncrl.learner.slot_ledger import Columns, ThreadedSource
 from asyncrl.observers.reports import LagMetrics
 
 
-class PolicySource(ThreadedSource[list[Columns]]):
+class PolicySource(ThreadedSource):
     """Datasets of one policy (`DatasetSource` and `DatasetRoom`).
 
     consumes  numbers of filled slots, from a ring of each worker
@@ -38,7 +37,7 @@ class PolicySource(ThreadedSource[list[Columns]]):
         is_async: bool,
     ) -> None:
         """Takes the words of all slots, and the ring from each rollout worker and its waker, by the worker's index."""
-        super().__init__()
+        super().__init__(self._take_columns)
         self._rows = rows
         self._filled, self._taken = filled, taken
         self._ready, self._workers = ready, workers
@@ -67,7 +66,7 @@ class PolicySource(ThreadedSource[list[Columns]]):
         for worker_idx in woken:
             self._workers[worker_idx].wake()
 
-    def _take(self, learner_version: int) -> list[Columns] | None:
+    def _take_columns(self, learner_version: int) -> list[Columns] | None:
         self._dataset = self._rows.take(learner_version)
         return None if self._dataset is None else []
 

@@ -53,7 +53,7 @@ class Ranks:
         return tensor
 
     def average(self, tensors: Sequence[Tensor], weight: float | Tensor = 1.0) -> None:
-        """Replaces float tensors by their means over all ranks, in one exchange.
+        """Replaces float tensors by their means over all ranks, in one exchange; called with several ranks only.
 
         A number that is not finite on one rank is not finite on all of them afterwards.
 
@@ -62,8 +62,6 @@ class Ranks:
             weight: of this rank, a number or a scalar of the same device; with 0 its tensors must still be finite. If
                 all ranks have 0 the means are not finite.
         """
-        if self.num_ranks == 1:
-            return
         weights = tensors[0].new_empty(1).fill_(weight)
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)]).mul_(weights)
         mean = self.sum(flat)[:-1].div_(flat[-1])

@@ -16,12 +16,11 @@ from torch import Tensor
 from asyncrl.algorithms.off_policy import SUM_OF_INPUTS, Transitions
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.fast.choose_step import choose_update
 from asyncrl.learner.fast.layers import matmul_dtype
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork
-from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, in_graphs
+from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.sac import SacActor
@@ -47,6 +46,8 @@ class ReplayLearner:
     """
 
     auto_is_float32 = False
+    _update: Update[bool]
+    """One update by autograd; returns the figures of each trained network, and perhaps errors `[B]`."""
 
     def __init__(self, model: SacActor, config: TrainConfig, device: torch.device, storage: ParameterStore) -> None:
         """Moves the model to `device`. The subclass makes the networks, then calls `_set_up`; it has `_update`."""
@@ -92,14 +93,17 @@ class ReplayLearner:
             passes: `_update` by hand-written passes; None if they do not know the networks.
         """
         self._passes = passes
-        self._step = choose_update(self._update, passes, self._config, self.device, self._storage)
+        self._step = self._choose_update()
         self._metrics_type = metrics_type
         self._trained, self._targets, self._others = trained, targets, others or {}
         self._skipped = [SkippedSteps(self._config.max_skipped_steps) for _ in trained]
 
-    def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        """One update by autograd; returns the figures of each trained network, and perhaps errors `[B]`."""
-        raise NotImplementedError
+    def _choose_update(self) -> Update[bool] | UpdateRunner[bool]:
+        """Makes an update from the tensors of a batch: by passes if they know the networks, as a graph if asked to."""
+        update, num_ranks = self._passes or self._update, self.ranks.num_ranks
+        if self._storage.is_capturable and makes_graphs(self._config.compile, self.device, num_ranks):
+            return UpdateRunner(update, self.device, num_ranks)
+        return update
 
     def _move_targets(self) -> None:
         for target in self._targets:
@@ -115,7 +119,7 @@ class ReplayLearner:
             target.tau = self._config.tau
         if isinstance(self._step, UpdateRunner) and in_graphs(before, self._config):
             self._step.close()
-            self._step = choose_update(self._update, self._passes, self._config, self.device, self._storage)
+            self._step = self._choose_update()
 
     @property
     def block_size(self) -> int:

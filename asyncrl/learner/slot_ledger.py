@@ -5,23 +5,29 @@ over its slot gets any free one, first come, first served, so a slow worker dela
 slot is free. A slot stays in use until its last column was trained on and newer weights were published. Fixed lag: as
 in sync, but there are slots for two datasets, and those of the next are granted when the learner begins to train on a
 complete one; nobody collects at that moment.
+
+A second thread of the learner receives slots (`ThreadedSource.serve`), so that no split waits while the first one
+trains.
 """
 
 from __future__ import annotations
 
+import abc
+import threading
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from asyncrl.buffers.control import WorkerDeaths
+from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.learner.threaded_source import ThreadedSource
 
 if TYPE_CHECKING:
     from asyncrl.learner.dataset import DeviceSlots
+
+WAIT_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,53 @@ class SlotLedger:
                 self._free.append(part.slot)
 
 
-class SlotExchange(ThreadedSource[list[Columns]]):
+class ThreadedSource(abc.ABC):
+    """Provides datasets. Both threads may call it; they hold one lock while they use its state.
+
+    A subclass holds `_changed` while it reads or writes its state, and notifies it when a dataset may be complete.
+    """
+
+    def __init__(self, take: Callable[[int], list[Columns] | None]) -> None:
+        """`take` returns the next dataset, for a policy version of the learner; None if it is not complete."""
+        self._take = take  # called under the lock
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    @abc.abstractmethod
+    def poll(self) -> None:
+        """Receives complete slots, and lets workers fill those that are free."""
+
+    def serve(self, waker: Waker, control: RunControl) -> None:
+        """The main loop of the second thread: polls until the run has ended."""
+        try:
+            while not control.ended:
+                self.poll()
+                waker.wait(WAIT_S)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
+        """Takes the next dataset, waiting for it at most `timeout_s`; None if it is not complete.
+
+        Raises:
+            RuntimeError: the second thread has failed.
+        """
+        with self._changed:
+            for wait_s in (timeout_s, 0.0):
+                if self._failure is not None:
+                    raise RuntimeError("the thread that receives slots failed") from self._failure
+                taken = self._take(learner_version)
+                if taken is not None or wait_s == 0.0:
+                    break
+                self._changed.wait(wait_s)
+        if taken is None:
+            self.poll()  # slots that were dropped because of their age are free now
+        return taken
+
+
+class SlotExchange(ThreadedSource):
     """Moves slots between the rings and the ledger. Who holds the lock is the only producer of the granting rings.
 
     Attributes:
@@ -181,7 +233,7 @@ class SlotExchange(ThreadedSource[list[Columns]]):
         worker_deaths: WorkerDeaths,
     ) -> None:
         """Takes the rings from and to each rollout worker, and its waker, by the worker's index."""
-        super().__init__()
+        super().__init__(ledger.take_dataset)
         self._ledger = ledger
         self.ready = ledger.ready
         self._ready = ready
@@ -213,9 +265,6 @@ class SlotExchange(ThreadedSource[list[Columns]]):
                 self._changed.notify_all()
         for worker_idx in woken:
             self._workers[worker_idx].wake()
-
-    def _take(self, learner_version: int) -> list[Columns] | None:
-        return self._ledger.take_dataset(learner_version)
 
     def release(self, columns: list[Columns]) -> None:
         """Frees the slots that were trained on, after newer weights were published, and grants them again."""

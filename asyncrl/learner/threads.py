@@ -55,23 +55,17 @@ class ThreadChoice:
         yield
         now = self._clock()
         if self._to_try:
-            self._note(count, num_updates, (now - started) / num_updates)
+            # The fastest of a candidate's calls counts, because disturbances only make calls slower.
+            seconds = (now - started) / num_updates
+            self._fastest[count] = min(seconds, self._fastest.get(count, seconds))
+            self._updates += num_updates
+            if self._updates >= _UPDATES_OF_A_TRIAL or seconds > _FAR_SLOWER * min(self._fastest.values()):
+                self._updates = 0
+                self._to_try.pop(0)
             if not self._to_try:
-                self._choose()
                 self._tried_at = now
+                best = min(self._fastest, key=self._fastest.__getitem__)
+                if self._fastest[best] < _BETTER_BY * self._fastest[self._chosen]:
+                    self._chosen = best
         elif len(self._candidates) > 1 and now - self._tried_at >= RETRY_S:
             self._to_try, self._fastest = list(self._candidates), {}
-
-    def _note(self, count: int, num_updates: int, seconds: float) -> None:
-        """Keeps the fastest of a candidate's calls, because disturbances only make calls slower."""
-        self._fastest[count] = min(seconds, self._fastest.get(count, seconds))
-        self._updates += num_updates
-        is_far_slower = seconds > _FAR_SLOWER * min(self._fastest.values())
-        if self._updates >= _UPDATES_OF_A_TRIAL or is_far_slower:
-            self._updates = 0
-            self._to_try.pop(0)
-
-    def _choose(self) -> None:
-        best = min(self._fastest, key=lambda count: self._fastest[count])
-        if self._fastest[best] < _BETTER_BY * self._fastest[self._chosen]:
-            self._chosen = best

@@ -54,7 +54,7 @@ class TrainedNetwork:
         self.called = {"critic": "critics' weights", "actor": "policy's weights"}.get(name, "weights")
         self.last_figures = learning_rate.new_zeros(len(figures))
         self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))
-        self._gradient = self.flat.require_grad()
+        self._gradient = self.flat.grad
         self.weights: LayerCopy | None = None
         self._weight_gradients: LayerCopy | None = None
         self.layers: tuple[StackedLayer, ...] = ()
@@ -83,7 +83,7 @@ class TrainedNetwork:
 
         Returns the loss, the figures and the norm, `[F + 2]`. No gradient reaches other networks.
         """
-        self.flat.zero_grad()
+        self._gradient.zero_()  # in place: the parameters' gradients are views of it
         loss.backward(inputs=self._trainable)  # type: ignore[no-untyped-call]
         return self.step(torch.stack((loss.detach(), *figures)))
 

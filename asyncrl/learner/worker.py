@@ -29,7 +29,7 @@ from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.state import LearnerState
 from asyncrl.observers.reports import CheckpointReport, LearnerReport, Phase, PhaseTimer, Report
 from asyncrl.processes.children import RunFailed
-from asyncrl.processes.own_settings import with_own_settings
+from asyncrl.processes.own_settings import own_settings, with_own_settings
 from asyncrl.storage import checkpoint
 from asyncrl.storage.checkpoint import Checkpoint, SavedReplay
 
@@ -146,28 +146,28 @@ class LearnerWorker:
         """Whether training has reached its end or was asked to stop."""
         return self._stopping.is_met or self._agreement.is_over or not self._loop.has_more_to_learn
 
-    @with_own_settings
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
         """Trains once within `timeout_s`, and saves the checkpoints that are due; returns the report of the newest."""
-        self._stopping.note_time()
-        report = self._loop.train_once(timeout_s)
-        if report is not None:
-            send(report)
-        self._phases.charge(Phase.OTHER)
-        env_steps, newest = self._loop.env_steps, None
-        num_saves = self._control.num_saves
-        is_due = num_saves != self._num_saves or self._saver.is_due(env_steps)
-        self._num_saves = num_saves
-        if self._num_ranks > 1:
-            is_due = self._agreement.should_save(is_due)
-        if is_due and self._saves:
-            newest = self._saver.save(env_steps, self._content_with_replay)
-            send(newest)
-        if self._config.save_milestones_s is not None and self._saver.is_milestone_due:
-            send(self._saver.save_milestone(env_steps, self._content))
-        if self._control.num_best != self._num_best:
-            self.save_best_if_asked(send)
-        self._phases.charge(Phase.SAVE)
+        with own_settings():
+            self._stopping.note_time()
+            report = self._loop.train_once(timeout_s)
+            if report is not None:
+                send(report)
+            self._phases.charge(Phase.OTHER)
+            env_steps, newest = self._loop.env_steps, None
+            num_saves = self._control.num_saves
+            is_due = num_saves != self._num_saves or self._saver.is_due(env_steps)
+            self._num_saves = num_saves
+            if self._num_ranks > 1:
+                is_due = self._agreement.should_save(is_due)
+            if is_due and self._saves:
+                newest = self._saver.save(env_steps, self._content_with_replay)
+                send(newest)
+            if self._config.save_milestones_s is not None and self._saver.is_milestone_due:
+                send(self._saver.save_milestone(env_steps, self._content))
+            if self._control.num_best != self._num_best:
+                self.save_best_if_asked(send)
+            self._phases.charge(Phase.SAVE)
         return newest
 
     @with_own_settings
@@ -312,7 +312,8 @@ class StopCondition:
     def note_time(self) -> None:
         """Notes how far the limit of time has brought the schedules."""
         if self._limit_s is not None:
-            self._control.steps_by_time = int(min(1.0, self.elapsed_s / self._limit_s) * self._most_env_steps)
+            share = min(1.0, (time.monotonic() - self._started_at) / self._limit_s)
+            self._control.steps_by_time = int(share * self._most_env_steps)
 
     @property
     def elapsed_s(self) -> float:

@@ -84,6 +84,7 @@ class ActorCritic(NormalizedModel):
         with restoring_global_generators():
             seed_global_generators(config.seed)
             self.build(config)
+        self.has_passes = type(self) is ActorCritic and self._has_perceptrons  # a subclass may compute anything
         self._add_statistics(num_others=1)
 
     def build(self, config: TrainConfig) -> None:
@@ -124,16 +125,6 @@ class ActorCritic(NormalizedModel):
         super()._refresh_references()
         self.heads: Layers = layers_of([self.policy_head, self.value_head])
         self.return_mean, self.return_std = self.statistics[-2:-1], self.statistics[-1:]
-
-    @property
-    def has_passes(self) -> bool:
-        """Whether hand-written passes can train it: it is of this class, and has perceptrons only."""
-        return type(self) is ActorCritic and self._has_perceptrons
-
-    @property
-    def runs_in_arrays(self) -> bool:
-        """Whether `ArrayPolicy` can act with it."""
-        return self.has_passes
 
     @property
     def _has_perceptrons(self) -> bool:

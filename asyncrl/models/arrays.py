@@ -30,7 +30,7 @@ class ArrayCritic(NamedTuple):
 
 
 class ArrayNetworks(NamedTuple):
-    """What `asyncrl.inference.array_policy.ArrayPolicy` acts with; `critic` is None if the policy gives no values."""
+    """What `asyncrl.inference.acting.ArrayPolicy` acts with; `critic` is None if the policy gives no values."""
 
     actor: Encoder
     policy_head: ArrayLayer

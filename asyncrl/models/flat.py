@@ -26,7 +26,7 @@ class FlatParameters:
     Attributes:
         size: number of parameters N.
         data: [N] float32, all parameters in the order of `named_parameters`.
-        grad: [N] float32, their gradients; None without `with_grad`.
+        grad: [N] float32, their gradients; [0] without `with_grad`.
     """
 
     def __init__(
@@ -36,29 +36,14 @@ class FlatParameters:
         initial = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.data = initial if hold is None else hold(initial)
         self.size = self.data.numel()
-        self.grad = torch.zeros_like(self.data) if with_grad else None
+        self.grad = torch.zeros_like(self.data) if with_grad else self.data.new_empty(0)
         start = 0
         for parameter in parameters:
             stop = start + parameter.numel()
             parameter.data = self.data[start:stop].view(parameter.shape)
             parameter.requires_grad_(with_grad and parameter.requires_grad)  # a user's network may have frozen ones
-            parameter.grad = None if self.grad is None else self.grad[start:stop].view(parameter.shape)
+            parameter.grad = self.grad[start:stop].view(parameter.shape) if with_grad else None
             start = stop
-
-    def require_grad(self) -> Tensor:
-        """The gradients [N].
-
-        Raises:
-            RuntimeError: the parameters were flattened without gradients.
-        """
-        if self.grad is None:
-            raise RuntimeError("these parameters were made flat with with_grad=False and cannot be trained")
-        return self.grad
-
-    def zero_grad(self) -> None:
-        """Sets the gradients to zero in place, so they stay in the flat tensor."""
-        if self.grad is not None:
-            self.grad.zero_()
 
 
 def block_size(model: ActingModel) -> int:
@@ -72,23 +57,16 @@ def write_block(model: ActingModel, flat: FlatParameters, out: Tensor | None = N
     `flat` holds `model`'s parameters. Without `out` the block is a new tensor on the CPU.
     """
     if out is None:
-        out = torch.empty(block_size(model))
-    parameters, statistics = _parts(model, flat, out)
-    parameters.copy_(flat.data)
-    statistics.copy_(model.statistics)
+        out = torch.empty(flat.size + model.statistics.numel())
+    out[: flat.size].copy_(flat.data)
+    out[flat.size :].copy_(model.statistics)
     return out
 
 
 def read_block(model: ActingModel, flat: FlatParameters, block: Tensor) -> None:
     """Copies parameters and statistics from `block: [N + S] float32`, in place."""
-    parameters, statistics = _parts(model, flat, block)
-    flat.data.copy_(parameters)
-    model.statistics.copy_(statistics)
-
-
-def _parts(model: ActingModel, flat: FlatParameters, block: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of the parameters and of the statistics in a block."""
-    expected = flat.size + model.statistics.numel()
-    if block.shape != (expected,):
-        raise ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")
-    return block[: flat.size], block[flat.size :]
+    size = flat.size + model.statistics.numel()
+    if block.shape != (size,):
+        raise ValueError(f"a block of this model has {size} elements, got shape {tuple(block.shape)}")
+    flat.data.copy_(block[: flat.size])
+    model.statistics.copy_(block[flat.size :])

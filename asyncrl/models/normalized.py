@@ -25,6 +25,7 @@ class NormalizedModel(nn.Module):
         layout: layout of the rows of observations.
         observation_size: the numbers F of an observation.
         normalizes_obs: False without `normalize_input`.
+        has_passes: whether hand-written passes can train it and NumPy can act with it.
         obs_mean, obs_std: [F] views of `statistics`.
     """
 
@@ -32,12 +33,18 @@ class NormalizedModel(nn.Module):
     obs_mean: Tensor
     obs_std: Tensor
     act: Callable[..., Any]
+    has_passes: bool
 
     def __init__(self, layout: ObservationLayout, normalizes_obs: bool) -> None:
         super().__init__()
         self.layout = layout
         self.observation_size = layout.num_floats
         self.normalizes_obs = normalizes_obs
+
+    @property
+    def runs_in_arrays(self) -> bool:
+        """Whether `ArrayPolicy` can act with it."""
+        return self.has_passes
 
     def act_in_training(self, rows: Tensor, generator: torch.Generator | None, rnn_state: Tensor) -> dict[str, Tensor]:
         """Acts as `act`; returns the fields of `asyncrl.buffers.inference_buffer.ActorOutput` that it gives."""

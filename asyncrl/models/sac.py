@@ -83,14 +83,6 @@ class SacActResult(NamedTuple):
     rnn_state: Tensor
 
 
-def limit_log_std_array(raw: FloatArray) -> None:
-    """`LOG_STD_RANGE.limit`, in place on an array."""
-    raw /= np.float32(LOG_STD_RANGE.scale)
-    np.tanh(raw, out=raw)
-    raw *= np.float32(LOG_STD_RANGE.half_range)
-    raw += np.float32(LOG_STD_RANGE.middle)
-
-
 def make_network(
     num_networks: int, widths: Sequence[int], config: TrainConfig, head_gain: float | None, layer_norm: bool = False
 ) -> Any:
@@ -185,11 +177,6 @@ class SacActor(NormalizedModel):
     def _set_initial_stddev(self, stddev: float) -> None:
         self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += self._log_std_range.raw(stddev)
 
-    @property
-    def runs_in_arrays(self) -> bool:
-        """Whether `ArrayPolicy` can act with it."""
-        return self.has_passes
-
     def make_exploration(
         self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
     ) -> Exploration | None:
@@ -215,7 +202,11 @@ class SacActor(NormalizedModel):
     def _parameters_of_arrays(self, outputs: FloatArray, features: FloatArray, obs: FloatArray) -> FloatArray:
         if not self.is_gaussian:
             return self.distribution.parameter_arrays_of(outputs, None)
-        limit_log_std_array(outputs[:, self.distribution.num_parameters // 2 :])
+        raw = outputs[:, self.distribution.num_parameters // 2 :]  # `LOG_STD_RANGE.limit`, in place
+        raw /= np.float32(LOG_STD_RANGE.scale)
+        np.tanh(raw, out=raw)
+        raw *= np.float32(LOG_STD_RANGE.half_range)
+        raw += np.float32(LOG_STD_RANGE.middle)
         return outputs
 
     def inputs_of(self, rows: Tensor) -> Inputs:
@@ -225,9 +216,7 @@ class SacActor(NormalizedModel):
 
     def forward(self, floats: Tensor, pixels: Tensor | None = None) -> Tensor:
         """Parameters `[B, P]` of the action distributions for normalized observations."""
-        features = floats if self.encoder is None else self.encoder(Inputs(floats, pixels))
-        outputs = self.mlp(features)[0].to(self.statistics.dtype)
-        return self.parameters_of(outputs, self.mask_of(floats))
+        return self._head(floats if self.encoder is None else self.encoder(Inputs(floats, pixels)), floats)
 
     def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters `[B, P]` for normalized observations, and the recurrent states `[B, S]` after them."""
@@ -235,14 +224,16 @@ class SacActor(NormalizedModel):
             return self.forward(*inputs), rnn_state
         assert self.encoder is not None
         features, after = self.core.step(self.encoder(inputs), rnn_state)
-        outputs = self.mlp(features)[0].to(self.statistics.dtype)
-        return self.parameters_of(outputs, self.mask_of(inputs.floats)), after
+        return self._head(features, inputs.floats), after
 
     def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor, burn_in: int = 0) -> Tensor:
         """Parameters `[(T - burn_in) * B, P]` for sequences of T rows; see `unroll_after`."""
         features = unroll_after(self.encoder, self.core, inputs, rnn_state, begins, burn_in)
+        return self._head(features, inputs.floats[burn_in * begins.shape[1] :])
+
+    def _head(self, features: Tensor, floats: Tensor) -> Tensor:
         outputs = self.mlp(features)[0].to(self.statistics.dtype)
-        return self.parameters_of(outputs, self.mask_of(inputs.floats[burn_in * begins.shape[1] :]))
+        return self.parameters_of(outputs, self.mask_of(floats))
 
     def mask_of(self, floats: Tensor) -> Tensor | None:
         """The mask of choices in the numbers of observations; None if they have none."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
+
 from torch import Tensor, nn
 
 
-class SteppedLayer(nn.Module):
+class SteppedLayer(nn.Module, abc.ABC):
     """A layer that changes its parameters after each step of the optimizer.
 
     Attributes:
@@ -19,6 +21,6 @@ class SteppedLayer(nn.Module):
         """The parameters that no gradient reaches, and no weight decay."""
         return ()
 
+    @abc.abstractmethod
     def after_step(self, is_skipped: Tensor) -> None:
         """Called after each step; `is_skipped` is a bool scalar."""
-        raise NotImplementedError

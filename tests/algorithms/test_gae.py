@@ -50,16 +50,6 @@ def test_the_chain_is_cut_at_truncation_whatever_the_next_row_holds() -> None:
     assert result.advantages.flatten().tolist() == [1.0, 0.5, 0.0]
 
 
-def test_truncation_at_the_last_row_bootstraps_from_the_row_after_it() -> None:
-    result = run(column(1, 1), column(1, 2, 8), flags(2), flags(2, 1))
-    assert result.advantages.flatten().tolist() == [1.75, 3.0]
-
-
-def test_an_episode_that_ends_both_ways_has_ended() -> None:
-    result = run(column(1, 1), column(1, 2, 8), flags(2, 1), flags(2, 1))
-    assert result.advantages.flatten().tolist() == [0.75, -1.0]
-
-
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.9, 1.0])
 def test_equals_the_mixture_of_n_step_returns(gae_lambda: float) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sac_learners import make
+from replay_learners import make
 from torch import Tensor
 from transitions import BOX
 

@@ -11,7 +11,7 @@ from small_runs import BOX, CountingWaker, planned, small_arena
 from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.config.schema import TrainConfig
-from asyncrl.inference.worker import WAIT_S, InferenceWorker
+from asyncrl.inference.worker import WAIT_S, InferenceWorker, RequestBatcher
 from asyncrl.rollout.worker import RemoteActions
 from asyncrl.run.setup import RunSetup
 
@@ -189,3 +189,29 @@ def test_each_split_is_served_by_one_inference_worker(num_workers: int, num_serv
     assert sorted(worker for workers in served for worker in workers) == list(range(num_workers))
     assert all(worker in served[setup.server_of(worker)] for worker in range(num_workers))
     assert max(map(len, served)) - min(map(len, served)) <= 1
+
+
+def test_a_full_batch_runs_at_once_and_a_smaller_one_when_its_oldest_has_waited() -> None:
+    batcher = RequestBatcher(full_batch=3, max_wait_s=1.0)
+    assert batcher.wait_s(now=100.0) is None
+    batcher.add([4], now=100.0)
+    batcher.add([], now=100.25)
+    batcher.add([9], now=100.5)
+    assert batcher.wait_s(now=100.5) == 0.5
+    assert batcher.wait_s(now=101.0) == 0.0
+    assert batcher.wait_s(now=107.0) == 0.0
+    batcher.add([2, 5], now=100.75)
+    assert batcher.wait_s(now=100.75) == 0.0
+    assert batcher.take() == [4, 9, 2, 5]
+
+
+def test_the_wait_starts_anew_with_the_next_request() -> None:
+    batcher = RequestBatcher(full_batch=3, max_wait_s=1.0)
+    batcher.add([4], now=100.0)
+    batcher.take()
+    assert batcher.wait_s(now=105.0) is None
+    batcher.add([4], now=105.0)
+    assert batcher.wait_s(now=105.25) == 0.75
+    batcher = RequestBatcher(full_batch=8, max_wait_s=0.0)  # each request runs at once
+    batcher.add([1], now=100.0)
+    assert batcher.wait_s(now=100.0) == 0.0

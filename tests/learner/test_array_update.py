@@ -271,13 +271,13 @@ class OwnActorCritic(ActorCritic):
     """A user's own model, which may compute anything."""
 
 
-def test_models_of_users_and_other_devices_are_left_to_autograd() -> None:
+def test_models_of_users_other_devices_and_several_threads_are_left_to_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spec, config = SPECS["continuous"], TrainConfig()
-    assert ArrayUpdate.fits(ActorCritic(spec, config), config, CPU)
+    model = ActorCritic(spec, config)
+    assert ArrayUpdate.fits(model, config, CPU)
     assert not ArrayUpdate.fits(OwnActorCritic(spec, config), config, CPU)
-    assert not ArrayUpdate.fits(ActorCritic(spec, config), config, torch.device("cuda"))
-
-
-def test_several_threads_are_left_to_autograd_which_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not ArrayUpdate.fits(model, config, torch.device("cuda"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not isinstance(learner_for(SPECS["continuous"])._step, ArrayUpdate)
+    assert not ArrayUpdate.fits(model, config, CPU)

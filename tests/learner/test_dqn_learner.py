@@ -9,15 +9,15 @@ import pytest
 import torch
 from gymnasium import spaces
 from linear_networks import networks_of_linear_layers
+from replay_learners import make
 from torch.nn.functional import smooth_l1_loss
-from transitions import BOX, CHOICE, CPU, draw, one_step
+from transitions import BOX, CHOICE, draw, one_step
 
 from asyncrl.algorithms.dqn import double_target, exploration_rate
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.dqn import DqnLearner
 from asyncrl.models.distributions import FORBIDDEN
 from asyncrl.models.dqn import QNetwork, best_choice, dueling_values, epsilon_greedy
 from asyncrl.models.flat import FlatParameters, read_block
@@ -30,20 +30,9 @@ MASKED = spec_of_spaces(
 )
 
 
-def make(spec: EnvSpec = CHOICE, by: str = "passes", **settings: Any) -> DqnLearner:
-    defaults: dict[str, Any] = {
-        "algo": "dqn",
-        "encoder_mlp_layers": [16],
-        "normalize_input": False,
-        "max_grad_norm": 0.0,
-        "learning_rate": 0.01,
-    }
-    config = TrainConfig(**{**defaults, **settings})
-    learner = DqnLearner(QNetwork(spec, config), config, spec, CPU)
-    has_passes = spec is not MASKED  # they know no masks
-    assert (learner._step != learner._update) == has_passes
-    if by == "autograd":
-        learner._step = learner._update
+def make_dqn(spec: EnvSpec = CHOICE, **settings: Any) -> Any:
+    learner = make(spec, algo="dqn", **{"learning_rate": 0.01, **settings})
+    assert (learner._step != learner._update) == (spec is not MASKED and settings.get("by") != "autograd")
     return learner
 
 
@@ -78,7 +67,7 @@ def test_the_trained_network_chooses_and_the_target_network_says_what_it_is_wort
 
 
 def test_what_the_mask_of_the_next_observation_forbids_is_not_its_best_choice() -> None:
-    learner = make(MASKED, prioritized_replay=True)
+    learner = make_dqn(MASKED, prioritized_replay=True)
     with torch.no_grad():
         for network in (learner.model, learner.target_model):
             network.mlp.layers()[-1].weight.zero_()
@@ -91,7 +80,7 @@ def test_what_the_mask_of_the_next_observation_forbids_is_not_its_best_choice() 
 
 def test_before_the_first_update_choices_are_as_random_as_the_schedule_says() -> None:
     """Also with the weights of a run that has ended (`--init_from`)."""
-    learner = make(exploration_fraction=0.5, train_for_env_steps=1000)
+    learner = make_dqn(exploration_fraction=0.5, train_for_env_steps=1000)
     learner.model.epsilon.fill_(0.05)
     learner.set_exploration(100)
     assert float(learner.model.epsilon) == pytest.approx(exploration_rate(learner._config, 100)) == pytest.approx(0.81)
@@ -102,7 +91,7 @@ def test_before_the_first_update_choices_are_as_random_as_the_schedule_says() ->
 )
 @pytest.mark.parametrize("by", ["passes", "autograd"])
 def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
-    learner = make(by=by, prioritized_replay=True, **settings)
+    learner = make_dqn(by=by, prioritized_replay=True, **settings)
     config = learner._config
     (network,) = networks_of_linear_layers(learner.model.mlp)
     (target,) = networks_of_linear_layers(learner.target_model.mlp)
@@ -142,10 +131,10 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
 
 def test_exploration_falls_with_the_steps_and_is_published_and_not_trained() -> None:
     schedule = {"train_for_env_steps": 1000, "exploration_initial_eps": 0.9, "exploration_final_eps": 0.1}
-    learner = make(**schedule, exploration_fraction=0.5, weight_decay=0.5, learning_rate=0.1)
+    learner = make_dqn(**schedule, exploration_fraction=0.5, weight_decay=0.5, learning_rate=0.1)
     config = learner._config
     assert [exploration_rate(config, steps) for steps in (0, 250, 500, 1000)] == pytest.approx([0.9, 0.5, 0.1, 0.1])
-    at_once = make(**schedule, exploration_fraction=0.0)._config
+    at_once = make_dqn(**schedule, exploration_fraction=0.0)._config
     assert exploration_rate(at_once, 0) == pytest.approx(0.1)
     acting = QNetwork(CHOICE, config)
     flat = FlatParameters(acting, with_grad=False)

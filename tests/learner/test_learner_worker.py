@@ -141,15 +141,6 @@ def test_with_a_fixed_lag_weights_go_out_between_two_whole_datasets_only(tmp_pat
     assert fakes.log[-1][:2] == ("publish", 16)
 
 
-def test_training_is_over_after_the_asked_steps(tmp_path: Path) -> None:
-    fakes = Fakes(tmp_path, train_for_env_steps=150)
-    fakes.datasets = [DATASET] * 2
-    for _ in range(2):
-        assert not fakes.worker.is_over
-        fakes.trainer.train_once(0.0)
-    assert fakes.worker.is_over
-
-
 def test_training_is_over_when_asked_or_when_its_time_has_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,10 +11,10 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import LearningRate
 
 
-def adaptive_rate(schedule: str) -> LearningRate:
+def adaptive_rate(schedule: str, **settings: float) -> LearningRate:
     """A rate of 0.001 that aims at a divergence of 0.01."""
-    settings: dict[str, Any] = {"lr_schedule": schedule, "lr_schedule_kl_threshold": 0.01}
-    return LearningRate(TrainConfig(learning_rate=1e-3, **settings))
+    aim: dict[str, Any] = {"lr_schedule": schedule, "lr_schedule_kl_threshold": 0.01}
+    return LearningRate(TrainConfig(learning_rate=1e-3, **aim, **settings))
 
 
 @pytest.mark.parametrize(("divergence", "factor"), [(0.021, 1 / 1.5), (0.019, 1.0), (0.006, 1.0), (0.004, 1.5)])
@@ -35,3 +35,11 @@ def test_an_epoch_counts_with_the_mean_of_its_divergences(divergences: list[floa
     rate = adaptive_rate("kl_adaptive_epoch")
     rate.after_epoch([torch.tensor(divergence) for divergence in divergences])
     assert rate.value == pytest.approx(1e-3 * factor)
+
+
+@pytest.mark.parametrize(("divergence", "expected"), [(0.0, 2e-3), (2.0, 8e-4)])
+def test_adaptive_rates_stay_within_their_range(divergence: float, expected: float) -> None:
+    rate = adaptive_rate("kl_adaptive_minibatch", lr_adaptive_min=8e-4, lr_adaptive_max=2e-3)
+    for _ in range(3):
+        rate.after_minibatch(torch.tensor(divergence))
+    assert rate.value == pytest.approx(expected)

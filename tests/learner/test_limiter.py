@@ -51,7 +51,7 @@ class Game:
         return due > 0
 
 
-@pytest.mark.parametrize("ratio", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("ratio", [0.25, 4.0])
 @pytest.mark.parametrize("learner_speed", [0.02, 0.5, 0.98], ids=["slow learner", "even", "fast learner"])
 def test_the_ratio_is_kept_within_two_percent_whoever_is_slower(ratio: float, learner_speed: float) -> None:
     game, chance = Game(ratio, 2, 4, warmup=100, tolerance=64.0), random.Random(1)
@@ -86,7 +86,7 @@ def test_learning_is_never_ahead_and_never_further_behind_than_the_slack() -> No
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_somebody_can_always_go_on(is_async: bool, seed: int) -> None:
     chance = random.Random(seed)
     game = Game(

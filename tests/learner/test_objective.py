@@ -202,17 +202,6 @@ def test_with_vtrace_the_weight_of_an_action_counts_once() -> None:
     assert metrics.policy_gradient_loss == pytest.approx(-float((weight * advantage).mean()), rel=1e-3)
 
 
-def test_the_effective_sample_size_shows_lag_with_either_objective() -> None:
-    sizes = []
-    for objective in ("clip", "decoupled"):
-        learner, _, dataset = lagging(BOX, ppo_objective=objective, **WHOLE)
-        metrics = train_on(learner, dataset)
-        assert metrics is not None
-        sizes.append(metrics.effective_sample_size)
-    assert sizes[0] < 0.99
-    assert sizes[0] == pytest.approx(sizes[1], abs=0.02)  # but for the cap
-
-
 def divergences_of_passes(make_learner: Callable[..., tuple[OnPolicyLearner, Dataset]], num_epochs: int) -> list[float]:
     """Mean approximate KL divergence of each pass, from runs of 1, 2, ... passes whose metrics are means of all."""
     sums = [0.0]

@@ -10,55 +10,37 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from replay_learners import make
 from torch import Tensor
-from transitions import BOX, CHOICE, CPU, draw
+from transitions import BOX, CHOICE, draw
 
 from asyncrl.algorithms.off_policy import Transitions
-from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.learner.dqn import DqnLearner
 from asyncrl.learner.replay_learner import ReplayLearner
-from asyncrl.learner.sac import SacLearner
-from asyncrl.learner.td3 import Td3Learner
-from asyncrl.models.dqn import QNetwork
-from asyncrl.models.sac import SacActor
-from asyncrl.models.td3 import DeterministicActor
 from asyncrl.processes.children import RunFailed
 
 UNIT = spaces.Box(-1.0, 1.0, (1,))
 PICTURE = spec_of_spaces(
     spaces.Box(0, 255, (8, 8, 1), np.uint8), spaces.Dict({"first": UNIT, "second": UNIT}), "Picture", None
 )
-KINDS: dict[str, tuple[Any, Any, Any]] = {
-    "sac": (SacLearner, SacActor, BOX),
-    "sac with choices": (SacLearner, SacActor, CHOICE),
-    "td3": (Td3Learner, DeterministicActor, BOX),
-    "td3 with a picture": (Td3Learner, DeterministicActor, PICTURE),
-    "dqn": (DqnLearner, QNetwork, CHOICE),
+KINDS: dict[str, Any] = {
+    "sac": BOX,
+    "sac with choices": CHOICE,
+    "td3": BOX,
+    "td3 with a picture": PICTURE,
+    "dqn": CHOICE,
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 vectors_only = pytest.mark.parametrize("kind", [kind for kind in KINDS if "picture" not in kind])
 precisions = pytest.mark.parametrize("precision", ["float32", "bf16"])
 
 
-def make(kind: str, **settings: Any) -> ReplayLearner:
-    make_learner, make_model, spec = KINDS[kind]
-    defaults: dict[str, Any] = {
-        "algo": kind.partition(" ")[0],
-        "encoder_mlp_layers": [16],
-        "encoder_conv_mlp_layers": [8],
-        "normalize_input": False,
-        "max_grad_norm": 0.0,
-        "precision": "float32",
-        "learning_rate": 0.01,
-    }
-    config = TrainConfig(**{**defaults, **settings})
-    learner: ReplayLearner = make_learner(make_model(spec, config), config, spec, CPU)
-    return learner
+def make_kind(kind: str, **settings: Any) -> Any:
+    return make(KINDS[kind], algo=kind.partition(" ")[0], **{"learning_rate": 0.01, **settings})
 
 
 def batches_for(kind: str, num: int, size: int = 12) -> list[Transitions]:
-    spec = KINDS[kind][2]
+    spec = KINDS[kind]
     batches = draw(CHOICE if spec is CHOICE else BOX, num, size)
     if spec is not PICTURE:
         return batches
@@ -80,7 +62,7 @@ def loss_of(metrics: Any) -> float:
 @precisions
 def test_a_restored_learner_continues_to_the_bit(kind: str, precision: str) -> None:
     settings = {"normalize_input": True, "precision": precision, "lr_schedule": "linear_decay", "policy_delay": 2}
-    learner, restored = make(kind, **settings), make(kind, seed=9, **settings)
+    learner, restored = make_kind(kind, **settings), make_kind(kind, seed=9, **settings)
     batches = batches_for(kind, 7)
     learner.observe(batches[0].obs)
     learner.train(batches[:4], 40)
@@ -105,7 +87,7 @@ def test_a_restored_learner_continues_to_the_bit(kind: str, precision: str) -> N
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
 def test_steps_along_what_is_not_finite_are_skipped(field: str, bad: float, precision: str, kind: str) -> None:
     layers = {"nonlinearity": "relu", "encoder_mlp_layers": [64, 64, 64]}
-    learner = make(kind, precision=precision, policy_delay=1, **layers)
+    learner = make_kind(kind, precision=precision, policy_delay=1, **layers)
     batches = batches_for(kind, 3)
     getattr(batches[1], field)[2] = bad
     before = learner.state_dict().optimizer
@@ -137,7 +119,7 @@ def test_steps_along_what_is_not_finite_are_skipped(field: str, bad: float, prec
 
 @vectors_only
 def test_the_schedule_of_the_learning_rate_reaches_the_weights(kind: str) -> None:
-    learner = make(kind, lr_schedule="linear_decay", train_for_env_steps=1000)
+    learner = make_kind(kind, lr_schedule="linear_decay", train_for_env_steps=1000)
     for steps, rate in ((0, 0.01), (500, 0.005), (1000, 0.0)):
         before = weights_of(learner)
         metrics = learner.train(batches_for(kind, 1), steps)
@@ -152,7 +134,7 @@ def test_the_schedule_of_the_learning_rate_reaches_the_weights(kind: str) -> Non
 @vectors_only
 def test_updates_see_observations_in_units_of_their_deviation(kind: str) -> None:
     """Shifted and scaled observations train exactly as the plain ones do, once they were observed."""
-    plain, learner = make(kind), make(kind, normalize_input=True)
+    plain, learner = make_kind(kind), make_kind(kind, normalize_input=True)
     scale, shift = torch.tensor([2.0, 50.0, 0.1]), torch.tensor([1.0, -300.0, 7.0])
     seen = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
     seen = (seen - seen.mean(0)) / seen.std(0, correction=0)
@@ -174,7 +156,7 @@ def test_updates_see_observations_in_units_of_their_deviation(kind: str) -> None
     ],
 )
 def test_target_networks_move_by_tau(kind: str, trained: str, target: str) -> None:
-    learner = make(kind, tau=0.25)
+    learner = make_kind(kind, tau=0.25)
     before = learner.state_dict().optimizer[target]
     learner.train(batches_for(kind, 1))
     after = learner.state_dict().optimizer
@@ -190,7 +172,7 @@ def test_target_networks_move_by_tau(kind: str, trained: str, target: str) -> No
 )
 def test_bfloat16_products_give_nearly_the_same_gradients(kind: str, settings: dict[str, Any]) -> None:
     common = {"encoder_mlp_layers": [64, 64], "learning_rate": 0.0, "nonlinearity": "relu", **settings}
-    exact, reduced = make(kind, **common), make(kind, **{**common, "precision": "bf16"})
+    exact, reduced = make_kind(kind, **common), make_kind(kind, **{**common, "precision": "bf16"})
     batches = batches_for(kind, 1, size=256)
     expected, metrics = exact.train(batches), reduced.train(batches)
     assert loss_of(metrics) == pytest.approx(loss_of(expected), rel=0.02)

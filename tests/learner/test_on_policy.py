@@ -28,7 +28,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner import autograd_step, on_policy, update_runner
+from asyncrl.learner import autograd_step, update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
@@ -354,17 +354,6 @@ def test_a_change_of_the_clip_range_moves_the_schedule() -> None:
     assert learner._step.config.ppo_clip_ratio == pytest.approx(0.25)
 
 
-def test_values_come_out_in_units_of_rewards() -> None:
-    learner, actor = make(CHOICE, learning_rate=0.02)
-    for _ in range(60):
-        dataset = actor.collect(actor.receive(learner), lambda obs, _: 100.0 + 10.0 * obs[..., 0], ends=False)
-        metrics = train_on(learner, dataset)
-    actor.receive(learner)
-    obs = torch.tensor([[-3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
-    torch.testing.assert_close(actor.model.act(obs).value, torch.tensor([70.0, 100.0, 130.0]), atol=8.0, rtol=0.0)
-    assert metrics.explained_variance > 0.9
-
-
 @pytest.mark.parametrize(("recomputed", "expected"), [(True, [1.0 + 2.0 - 4.0, 2.0 - 4.0]), (False, [6.0, -8.0])])
 def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bool, expected: list[float]) -> None:
     # The critic says 4 everywhere; when acting it had said 0, 10 and 100. Two steps, the second one terminates;
@@ -435,26 +424,6 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
         torch.testing.assert_close(samples.weight, expected.weights[dataset.valid], atol=1e-4, rtol=1e-4)
 
 
-def test_vtrace_weighs_advantages_after_they_were_normalized() -> None:
-    # In the other order an action that the policy no longer takes, its weight 0, would be trained on with minus the
-    # mean of all: away from it or towards it, as the sign has it, although the policy has nothing to do with it.
-    settings = {"batch_size": 128, "num_batches_per_epoch": 1, "num_epochs": 1, "shuffle_minibatches": False}
-    plain = {"normalize_input": False, "normalize_returns": False}
-    learner, actor = make(CHOICE, algo="a2c", with_vtrace=True, **settings, **plain)
-    dataset = actor.collect(actor.receive(learner), reward=lambda _, action: action.float())
-    with torch.no_grad():
-        learner.model.policy_head.bias[0] -= 200.0
-    samples = learner._prepare(dataset).samples
-    is_gone = samples.action == 0
-    assert samples.weight is not None and is_gone.any()
-    assert samples.weight[is_gone].max() == 0.0 < samples.weight[~is_gone].min()
-    advantage = (samples.advantage - samples.advantage.mean()) / samples.advantage.std(correction=0)
-    log_prob = learner.model.distribution.log_prob(learner.model(*samples.inputs).action_parameters, samples.action)
-    expected = float(-(log_prob * samples.weight * advantage).mean().detach())
-    metrics = train_on(learner, dataset)
-    assert metrics.policy_gradient_loss == pytest.approx(expected, rel=1e-3)
-
-
 def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:
     learner, actor = make(
         BOX, lr_schedule="linear_decay", learning_rate=0.4, train_for_env_steps=1000, normalize_returns=False
@@ -478,17 +447,6 @@ def test_adaptive_rates_follow_the_divergence(schedule: str, num_changes: int, s
     dataset.action_parameters[..., :2] += shift
     train_on(learner, dataset)
     assert learner.state_dict().scalars["learning_rate"] == pytest.approx(1e-5 * factor**num_changes)
-
-
-def test_adaptive_rates_stay_within_their_range() -> None:
-    for shift, expected in ((0.0, 2e-5), (2.0, 8e-6)):
-        learner, actor = make(
-            BOX, lr_schedule="kl_adaptive_minibatch", learning_rate=1e-5, lr_adaptive_min=8e-6, lr_adaptive_max=2e-5
-        )
-        dataset = actor.collect(actor.receive(learner))
-        dataset.action_parameters[..., :2] += shift
-        train_on(learner, dataset)
-        assert learner.state_dict().scalars["learning_rate"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
@@ -622,41 +580,25 @@ def test_without_lag_vtrace_corrects_nothing_in_reduced_precision_either() -> No
 def test_one_pass_over_images_gives_what_separate_passes_give(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
-    spec = spec_of_spaces(space, spaces.Discrete(3), "Screen", None)
-    config = TrainConfig(
-        **{
-            "ppo_objective": "decoupled",
-            "encoder_conv_mlp_layers": [8],
-            "normalize_returns": False,
-            **SMALL,
-            **settings,
-        }
-    )
-    learner = OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU)
-    generator = torch.Generator().manual_seed(3)
+    spec = spec_of_spaces(spaces.Box(0, 255, (12, 12, 1), np.uint8), spaces.Discrete(3), "Screen", None)
+    usual = {"ppo_objective": "decoupled", "encoder_conv_mlp_layers": [8], "normalize_returns": False}
+    learner, actor = make(spec, **{**usual, **settings})
+    config = learner._config
     rows: list[int] = []
     learner.model.actor.register_forward_pre_hook(lambda module, given: rows.append(len(given[0].floats)))
     for _ in range(3):
-        learner.publication()
-        version = learner.policy_version
-        dataset = screens(
-            learner.model, torch.randint(0, 256, (9, 16, 144), dtype=torch.uint8, generator=generator), version
-        )
+        dataset = actor.collect(actor.receive(learner))
         train_on(learner, dataset)
         prepared, num_rows = [], []
         for same_inputs, at_once in ((True, 50), (False, 10_000)):
-            monkeypatch.setattr(on_policy, "are_training_outputs", lambda *_, same=same_inputs: same)
+            monkeypatch.setattr(learner, "_trains_on_present_outputs", same_inputs)
             monkeypatch.setattr(autograd_step, "_IMAGES_AT_ONCE", at_once)
             rows.clear()
             prepared.append(learner._prepare(dataset))
             num_rows.append(sum(rows))
         monkeypatch.undo()
-        assert on_policy.are_training_outputs(learner._outputs, config)
-        assert num_rows == [
-            9 * 16,
-            9 * 16 + int(dataset.valid.sum()),
-        ]
+        assert learner._trains_on_present_outputs
+        assert num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
         samples, is_reduced = prepared[0].samples, config.precision == "bf16"  # a kernel may round by the batch's size
         rounding = {"rtol": 0.02, "atol": 0.02} if is_reduced else {"rtol": 1e-4, "atol": 1e-5}
         for name, found in samples.non_null_fields().items():
@@ -667,28 +609,6 @@ def test_one_pass_over_images_gives_what_separate_passes_give(
             torch.testing.assert_close(log_prob, samples.log_prob, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, **rounding)
         assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
-
-
-def screens(model: ActorCritic, obs: Tensor, version: int) -> Dataset:
-    """A dataset of images that an older policy, with other preferences, has acted on."""
-    with torch.no_grad():
-        acted = model.act(obs.flatten(0, 1), torch.Generator().manual_seed(5))
-    action, log_prob, value, parameters, state = (part.clone().view(*obs.shape[:2], *part.shape[1:]) for part in acted)
-    shape = (len(obs) - 1, obs.shape[1])
-    ended = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.1
-    return Dataset(
-        obs=obs,
-        rnn_state=state[:1],
-        action=action[:-1],
-        action_parameters=parameters[:-1],
-        log_prob=log_prob[:-1] - 0.1,
-        value=value + 0.3,
-        reward=obs[:-1].float().mean(-1) / 128.0 - 1.0,
-        terminated=ended,
-        truncated=torch.zeros_like(ended),
-        valid=torch.ones_like(ended),
-        policy_version=torch.full(shape, version),
-    )
 
 
 def test_a_restored_learner_continues_to_the_bit() -> None:
@@ -745,46 +665,6 @@ def test_one_bad_minibatch_costs_its_own_step_only() -> None:
     assert learner.skipped_steps == 1
     assert int(after.optimizer["step"]) == int(before.optimizer["step"]) + 1
     assert not torch.equal(before.optimizer["exp_avg"], after.optimizer["exp_avg"])
-
-
-def first_choice(obs: Tensor, action: Tensor) -> Tensor:
-    """Reward 1 for choice 1 where the first number is positive, and for choice 0 elsewhere."""
-    return (action == (obs[..., 0] > 0.0)).float()
-
-
-def no_reward(obs: Tensor, action: Tensor) -> Tensor:
-    return torch.zeros_like(obs[..., 0])
-
-
-def make_as_shipped(**settings: Any) -> tuple[OnPolicyLearner, Actor]:
-    """With the critic's own first weights."""
-    config = TrainConfig(**{"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16], **settings})
-    return OnPolicyLearner(ActorCritic(CHOICE, config), config, CPU), Actor(CHOICE, config)
-
-
-def test_a_task_is_learned_as_well_at_any_scale_of_rewards() -> None:
-    learned = []
-    for scale in (1e-4, 1.0, 1e3):
-        learner, actor = make_as_shipped(reward_scale=scale, learning_rate=0.003)
-        rewards = []
-        for _ in range(60):
-            dataset = actor.collect(actor.receive(learner), first_choice)
-            rewards.append(float(dataset.reward.mean()))
-            train_on(learner, dataset)
-        learned.append(sum(rewards[-10:]) / 10)
-    assert min(learned) > 0.75  # a third by chance
-    assert learned[1] == pytest.approx(learned[2], abs=0.05)
-
-
-@pytest.mark.parametrize("num_before", [0, 20])
-def test_the_gradient_stays_bounded_through_a_phase_without_reward(num_before: int) -> None:
-    learner, actor = make_as_shipped(learning_rate=0.003)
-    norms = []
-    for number in range(num_before + 60):
-        reward = first_choice if number < num_before else no_reward
-        norms.append(train_on(learner, actor.collect(actor.receive(learner), reward)).grad_norm)
-    assert max(norms[num_before:]) < 2.0
-    assert float(learner.model.value_head.weight.detach().norm()) < 2.0
 
 
 def test_metrics_of_the_first_minibatch_are_of_the_first_that_has_samples() -> None:

@@ -14,7 +14,6 @@ from asyncrl.buffers.control import RunControl, control_specs
 from asyncrl.buffers.messages import IndexRing, Waker, ring_specs
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.policy_source import PolicySource
-from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource
 
 NUM_SLOTS = 4
 
@@ -52,13 +51,6 @@ class Run:
         rewards = self.source.collect(columns).reward[0].int().tolist()
         self.source.release(columns)
         return rewards
-
-
-def test_it_is_what_the_training_loop_needs() -> None:
-    source: DatasetSource = Run().source
-    room: DatasetRoom = Run().source
-    source.begin_dataset()
-    assert (len(source.ready), source.dropped_samples, room is source) == (0, 0, False)
 
 
 def test_slots_are_copied_in_the_order_of_their_numbers_in_the_rings_and_are_free_at_once() -> None:
@@ -184,17 +176,3 @@ def test_the_trainer_is_woken_by_the_thread_that_copies() -> None:
     waker.close()
     run.arena.close()
     assert np.isin(run.source.collect(columns).reward.numpy(), (1.0, 2.0)).all()
-
-
-@pytest.mark.usefixtures("leaves_nothing")
-def test_a_failure_of_the_copying_thread_reaches_the_trainer() -> None:
-    run, waker = Run(), Waker()
-    run.ready[0].push(99)  # no such slot
-    thread = threading.Thread(target=run.source.serve, args=(waker, RunControl(run.arena, 0)))
-    thread.start()
-    thread.join()
-    with pytest.raises(RuntimeError, match="receives slots failed") as caught:
-        run.source.take_dataset(0, timeout_s=20.0)
-    assert isinstance(caught.value.__cause__, IndexError)
-    waker.close()
-    run.arena.close()

@@ -16,6 +16,7 @@ from child_targets import exchange_once
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import FixedCall
+from replay_learners import make
 from small_runs import planned, small_arena
 from thread_ranks import ThreadRanks, together
 from torch import Tensor
@@ -26,7 +27,6 @@ from transitions import draw
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
-from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -40,7 +40,6 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import LearnerContext, StopCondition
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 
 ONE_AT_A_TIME = threading.Lock()
@@ -183,30 +182,6 @@ def test_ranks_leave_out_the_same_passes_by_the_divergence_of_all_samples() -> N
     assert together(2, lambda ranks: passes(ranks, 1.01 * of_second_pass)) == [3, 3]
 
 
-class ClippingFirst(ThreadRanks):
-    """Clips each rank's gradient before they are added up."""
-
-    def average(self, tensors: Any, weight: float = 1.0) -> None:
-        gradient = tensors[0]
-        if gradient.numel() > 100:
-            gradient.mul_((PPO["max_grad_norm"] / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp_(max=1.0))
-        super().average(tensors, weight)
-
-
-def test_gradients_are_added_up_before_they_are_clipped() -> None:
-    settings = {**PPO, "num_batches_per_epoch": 1}
-    dataset = collect(BOX, settings, ends=True)
-    expected = train(on_policy(BOX, Ranks(), **settings), dataset)
-
-    def work(ranks: ThreadRanks) -> LearnerState:
-        return train(on_policy(BOX, ranks, **settings), columns(dataset, *((0, 3) if ranks.rank == 0 else (3, 16))))
-
-    for state in together(2, work):
-        assert_same(state, expected)
-    wrong = together(2, work, kind=ClippingFirst)[0]
-    assert (wrong.optimizer["exp_avg"] - expected.optimizer["exp_avg"]).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize("num_batches", [1, 3])
 @pytest.mark.parametrize("compile", ["off", "cuda_graph"])
 def test_a_rank_without_samples_makes_the_steps_of_the_others(
@@ -305,11 +280,9 @@ def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: E
 def learn_without_noise(algo: str, ranks: Ranks, **settings: Any) -> LearnerState:
     """What TD3 or DQN learns from batches that the ranks share in equal parts."""
     spec, size = SAC_BOX if algo == "td3" else SAC_CHOICE, 12 // ranks.num_ranks
-    given = {"encoder_mlp_layers": [16], "learning_rate": 0.01, "precision": "float32", **settings}
-    config = TrainConfig(algo=algo, target_policy_noise=0.0, **given)
+    given = {"target_policy_noise": 0.0, "learning_rate": 0.01, "normalize_input": True, "max_grad_norm": 0.5}
     with ONE_AT_A_TIME:
-        make = imported(config.algorithm.make_learner)
-        learner = make(make_acting_model(spec, config), config, spec, CPU, ParameterStore(ranks))
+        learner = make(spec, algo=algo, storage=ParameterStore(ranks), **{**given, **settings})
     rows = slice(size * ranks.rank, size * ranks.rank + size)
     own = [Transitions(*(each[rows] for each in batch)) for batch in draw(spec, num=6, size=12)]
     learner.observe(torch.cat([batch.obs for batch in own]))

@@ -43,11 +43,6 @@ def drawn_by_row(stripes: ReplayStripes, n_step: int, **settings: float) -> dict
     }
 
 
-def test_one_step_reaches_the_next_row() -> None:
-    _, stripes = scripted([1.0, 2.0, 4.0])
-    assert drawn_by_row(stripes, 1) == {0: (1.0, 1.0, 0.5), 1: (2.0, 2.0, 0.5), 2: (4.0, 3.0, 0.5)}
-
-
 def test_several_steps_add_up_discounted_and_end_where_the_rows_end() -> None:
     _, stripes = scripted([1.0, 2.0, 4.0, 8.0])
     # Rows 2 and 3 have not three rows after them yet.

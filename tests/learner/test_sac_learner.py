@@ -1,4 +1,4 @@
-"""SAC's update against a plain reference with autograd, on problems whose answer is known, and what it promises."""
+"""SAC's update against a plain reference with autograd, and what its learner promises."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
-from sac_learners import make, targets_of
+from replay_learners import make, targets_of
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
-from transitions import BOX, CHOICE, CPU, draw, one_step
+from transitions import BOX, CHOICE, CPU, draw
 from unavoidable import needs_cuda
 
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import matmul_dtype
+from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.learner.sac import SacLearner
-from asyncrl.models.distributions import SquashedGaussian
-from asyncrl.models.encoders import Inputs
-from asyncrl.models.flat import FlatParameters, read_block
-from asyncrl.models.sac import SacActor
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
@@ -65,17 +61,18 @@ class Reference:
         log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(raw)
         return raw.tanh(), (log_prob - torch.log(1.0 - raw.tanh() ** 2)).sum(-1)
 
-    def values(self, critics: nn.ModuleList, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def values(self, critics: Iterable[nn.Module], obs: Tensor, action: Tensor) -> Tensor:
         if self.is_box:
-            inputs = torch.cat((obs, action), -1)
-            return critics[0](inputs).squeeze(-1), critics[1](inputs).squeeze(-1)
-        first, second = critics
-        return first(obs), second(obs)
+            return torch.stack([critic(torch.cat((obs, action), -1)).squeeze(-1) for critic in critics])
+        return torch.stack([critic(obs) for critic in critics])
 
-    def cost(self, critics: nn.ModuleList, obs: Tensor, noise: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """alpha log pi - min Q, and the entropy, of each observation."""
+    def cost(
+        self, critics: Sequence[nn.Module], obs: Tensor, noise: Tensor, alpha: Tensor, takes_mean: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """alpha log pi - min Q (or the mean of Q), and the entropy, of each observation."""
         action, log_prob = self.policy(obs, noise)
-        cost = alpha * log_prob - torch.min(*self.values(critics, obs, action))
+        values = self.values(critics, obs, action)
+        cost = alpha * log_prob - (values.mean(0) if takes_mean else values.amin(0))
         return (cost, -log_prob) if self.is_box else ((action * cost).sum(-1), -(action * log_prob).sum(-1))
 
     def step(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
@@ -93,26 +90,30 @@ class Reference:
             num_between = batch.between_discount.shape[1]
             shape = ((num_between + (2 if trains_actor else 1)) * size, 2)
             noise = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        targets, has_more = list(self.targets), self.config.num_critics > 2
+        if has_more:  # two that are drawn give the targets, and all of them train the policy (REDQ)
+            first, second = torch.randperm(self.config.num_critics, generator=self.generator)[:2].tolist()
+            targets = [targets[first], targets[second]]
         alpha = self.log_alpha.exp().detach()
         with torch.no_grad():
-            target = batch.reward - batch.discount * self.cost(self.targets, batch.next_obs, noise[-size:], alpha)[0]
+            target = batch.reward - batch.discount * self.cost(targets, batch.next_obs, noise[-size:], alpha)[0]
             # The return of several steps holds the entropy after each of them but the last, where the value has it.
             num_between = batch.between_discount.shape[1]
             for step in range(num_between):
                 first = len(noise) - (num_between + 1 - step) * size
                 own = noise[first : first + size]
-                entropy = self.cost(self.targets, batch.between_obs[:, step], own, alpha)[1]
+                entropy = self.cost(targets, batch.between_obs[:, step], own, alpha)[1]
                 target = target + batch.between_discount[:, step] * alpha * entropy
         values = self.values(self.critics, batch.obs, batch.action.tanh() if self.is_box else batch.action)
         if not self.is_box:
-            values = tuple(q.gather(1, batch.action.unsqueeze(1)).squeeze(1) for q in values)
-        critic_loss = 0.5 * (mse_loss(values[0], target) + mse_loss(values[1], target))
+            values = values[:, torch.arange(size), batch.action]
+        critic_loss = 0.5 * (values - target).square().mean(1).sum()
         self.step(self.optimizers[0], critic_loss, list(self.critics.parameters()))
         for old, new in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
             old.data = (1.0 - self.config.tau) * old.data + self.config.tau * new.data
-        figures = {"critic_loss": critic_loss.item(), "q_mean": torch.stack(list(values)).mean().item()}
+        figures = {"critic_loss": critic_loss.item(), "q_mean": values.mean().item()}
         if trains_actor:
-            cost, entropy = self.cost(self.critics, batch.obs, noise[:size], alpha)
+            cost, entropy = self.cost(list(self.critics), batch.obs, noise[:size], alpha, takes_mean=has_more)
             self.step(self.optimizers[1], cost.mean(), list(self.actor.parameters()))
             figures |= {"actor_loss": cost.mean().item(), "entropy": entropy.mean().item(), "ent_coef": alpha.item()}
             if self.log_alpha.requires_grad:
@@ -134,6 +135,7 @@ class Reference:
         {"weight_decay": 0.3, "critic_mlp_layers": [12]},
         {"target_entropy": 0.3},
         {"target_entropy_per_dim": -0.5},
+        {"num_critics": 5},
     ],
     ids=lambda settings: ",".join(settings) or "default",
 )
@@ -154,47 +156,6 @@ def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, by: str, settings
     torch.testing.assert_close(learner.critic.mlp(inputs), expected)
 
 
-def test_soft_values_of_two_states_are_found() -> None:
-    """Action 0 of state 0 pays 1 and stays, action 1 moves to state 1 for nothing; there, 0 pays 2 and ends."""
-    spec = EnvSpec("Two", vector_observation(2, "float64"), DiscreteAction(2, 0), None)
-    alpha, gamma = 0.5, 0.7
-    states = torch.eye(2)
-    batch = one_step(
-        obs=states[[0, 0, 1, 1]],
-        action=torch.tensor([0, 1, 0, 1]),
-        reward=torch.tensor([1.0, 0.0, 2.0, -1.0]),
-        next_obs=states[[0, 1, 1, 0]],
-        discount=torch.tensor([gamma, gamma, 0.0, gamma]),
-    )
-    settings = {"encoder_mlp_layers": [], "learning_rate": 0.03, "tau": 0.1, "ent_coef": alpha}
-    learner = make(spec, **settings)
-    learner.train([batch] * 1200)
-    expected = torch.zeros(2, 2)
-    for _ in range(200):
-        value = alpha * torch.logsumexp(expected / alpha, -1)
-        expected = (batch.reward + batch.discount * value[[0, 1, 1, 0]]).view(2, 2)
-    for values in learner.critic.values(Inputs(states), torch.empty(len(states), 0)).detach():
-        torch.testing.assert_close(values, expected, atol=0.02, rtol=0.0)
-    probabilities = learner.model(states).detach().exp()
-    torch.testing.assert_close(probabilities, (expected / alpha).softmax(-1), atol=0.02, rtol=0.0)
-
-
-@SPECS
-def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) -> None:
-    learner = make(spec, encoder_mlp_layers=[64], learning_rate=5e-3, nonlinearity="relu")
-    batches = []
-    for batch in draw(spec, 2000, size=32):
-        payoff = -3.0 * (batch.action.tanh() ** 2).sum(-1) if spec is BOX else 2.0 * (batch.action == 1)
-        batches.append(batch._replace(reward=payoff, discount=torch.zeros_like(batch.reward)))
-    learner.train(batches[:-400])
-    metrics = learner.train(batches[-400:])
-    target = -2.0 if spec is BOX else 0.5 * math.log(4)
-    assert metrics.entropy == pytest.approx(target, abs=0.1)
-    if spec is CHOICE:  # 2 / alpha is then what one logit is above the three others
-        logits = torch.tensor([2.0 / metrics.ent_coef, 0.0, 0.0, 0.0])
-        assert float(torch.distributions.Categorical(logits=logits).entropy()) == pytest.approx(target, abs=0.1)
-
-
 def test_the_policy_is_trained_at_every_policy_delay_th_update() -> None:
     learner = make(BOX, policy_delay=3)
     blocks = [learner.publication()]
@@ -204,20 +165,6 @@ def test_the_policy_is_trained_at_every_policy_delay_th_update() -> None:
     moved = [not torch.equal(before, after) for before, after in itertools.pairwise(blocks)]
     assert moved == [False, False, True, False, False, True]
     assert learner.policy_version == 6
-
-
-def test_the_state_alone_makes_the_policy_again() -> None:
-    learner = make(BOX, normalize_input=True)
-    learner.observe(draw(BOX, 1)[0].obs * 3.0 + 5.0)
-    learner.train(draw(BOX, 2))
-    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
-    actor.load_state_dict(learner.state_dict().model)
-    acting = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
-    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
-    obs = torch.randn(4, 3) * 3.0 + 5.0
-    expected = learner.model.act(obs, deterministic=True).action
-    assert torch.equal(actor.act(obs, deterministic=True).action, expected)
-    assert torch.equal(acting.act(obs, deterministic=True).action, expected)
 
 
 def test_seeds_decide_weights_and_noise() -> None:
@@ -238,11 +185,6 @@ def test_observations_may_be_bytes(spec: EnvSpec) -> None:
     assert as_bytes.train([bytewise]) == expected
 
 
-def test_precision_is_what_was_asked_for() -> None:
-    assert matmul_dtype("float32", CPU) == torch.float32
-    assert matmul_dtype("bf16", CPU) == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("has_avx512", "has_amx", "expected"),
     [
@@ -252,7 +194,7 @@ def test_precision_is_what_was_asked_for() -> None:
         (None, None, torch.float32),  # a version of PyTorch that cannot tell
     ],
 )
-def test_auto_is_bfloat16_where_the_processor_has_instructions_for_it(
+def test_auto_precision_is_bfloat16_where_the_hardware_has_instructions_for_it(
     has_avx512: bool | None, has_amx: bool | None, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, answer in (("_is_avx512_bf16_supported", has_avx512), ("_is_amx_tile_supported", has_amx)):
@@ -261,15 +203,11 @@ def test_auto_is_bfloat16_where_the_processor_has_instructions_for_it(
         else:
             monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
     assert matmul_dtype("auto", CPU) == expected
-    assert matmul_dtype("auto", torch.device("meta")) == torch.float32
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
-def test_auto_is_bfloat16_on_gpus_that_have_it(
-    capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert matmul_dtype("auto", torch.device("cuda")) == expected
+    assert matmul_dtype("auto", torch.device("meta")) == matmul_dtype("float32", CPU) == torch.float32
+    assert matmul_dtype("bf16", CPU) == torch.bfloat16
+    for capability, of_gpu in (((7, 5), torch.float32), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert matmul_dtype("auto", torch.device("cuda")) == of_gpu
 
 
 def test_a_fixed_entropy_coefficient_stays() -> None:
@@ -277,14 +215,6 @@ def test_a_fixed_entropy_coefficient_stays() -> None:
     metrics = learner.train(draw(BOX, 5))
     assert metrics.ent_coef == pytest.approx(0.3) and metrics.ent_coef_loss == 0.0
     assert float(learner.state_dict().optimizer["log_ent_coef"]) == pytest.approx(math.log(0.3))
-
-
-def test_the_reported_entropy_is_that_of_the_policy() -> None:
-    learner = make(BOX, learning_rate=0.0)
-    batches = draw(BOX, 100, size=64)
-    parameters = learner.model(torch.cat([batch.obs for batch in batches])).detach()
-    expected = float(SquashedGaussian(2).entropy(parameters).mean())
-    assert learner.train(batches).entropy == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -345,3 +275,25 @@ def test_updates_as_cuda_graphs_equal_plain_ones(spec: EnvSpec, settings: dict[s
 def test_the_entropy_coefficient_begins_where_it_is_asked_to() -> None:
     learner = make(BOX, initial_ent_coef=0.01)
     assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)
+
+
+def test_each_pair_is_drawn_equally_often_and_two_critics_draw_none() -> None:
+    learner, (batch,) = make(BOX, num_critics=4), draw(BOX, 1)
+    pairs = Counter(frozenset(learner._inputs_of(batch, True)[-1].tolist()) for _ in range(3000))
+    assert len(pairs) == 6 and all(len(pair) == 2 for pair in pairs)
+    assert all(400 < count < 600 for count in pairs.values())
+    two = make(BOX)
+    assert isinstance(two._step.__self__, SacPasses)
+    assert len(two._inputs_of(batch, True)) == len(batch) + 1
+    assert learner._step == learner._update
+
+
+def test_more_critics_are_trained_with_several_steps_and_continue_from_a_checkpoint() -> None:
+    learner, other = (make(BOX, num_critics=3, seed=seed, n_step=3) for seed in (1, 2))
+    batches = draw(BOX, 4, n_step=3)
+    assert learner.train(batches[:2]) is not None
+    other.load_state_dict(learner.state_dict())
+    learner.train(batches[2:])
+    other.train(batches[2:])
+    first, second = (each.state_dict().optimizer for each in (learner, other))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from replay_learners import make, small_config
 from torch import Tensor
-from transitions import BOX, CHOICE, CPU, draw, one_step
+from transitions import BOX, CHOICE, draw, one_step
 from unavoidable import needs_cuda
 
-from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.fast.sac_passes import SacPasses
-from asyncrl.learner.sac import SacLearner
 from asyncrl.models import distributions
 from asyncrl.models.distributions import ActionParts, make_distribution
 from asyncrl.models.flat import FlatParameters
@@ -39,23 +37,6 @@ MASKED = spec_of_spaces(
 PICTURE = spec_of_spaces(spaces.Box(0, 255, (8, 8, 1), np.uint8), spaces.MultiDiscrete([2, 3]), "Picture", None)
 SPECS = {"pair": PAIR, "both": BOTH, "masked": MASKED, "picture": PICTURE}
 every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-
-
-def config_of(**settings: Any) -> TrainConfig:
-    defaults: dict[str, Any] = {
-        "algo": "sac",
-        "encoder_mlp_layers": [16],
-        "encoder_conv_mlp_layers": [8],
-        "normalize_input": False,
-        "max_grad_norm": 0.0,
-        "precision": "float32",
-    }
-    return TrainConfig(**{**defaults, **settings})
-
-
-def make(spec: EnvSpec, device: torch.device = CPU, **settings: Any) -> SacLearner:
-    config = config_of(**settings)
-    return SacLearner(SacActor(spec, config), config, spec, device)
 
 
 def rows_of(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
@@ -160,7 +141,7 @@ def test_every_space_is_trained(spec: EnvSpec, n_step: int, precision: str) -> N
     after = learner.state_dict()
     for name in ("actor.value.0", "critic.value.0", "target_critic", "log_ent_coef"):
         assert not torch.equal(before.optimizer[name], after.optimizer[name]), name
-    config = config_of(n_step=n_step, normalize_input=True)
+    config = small_config(n_step=n_step, normalize_input=True)
     assert num_model_parameters(spec, config) == before.optimizer["actor.value.0"].numel()
     assert trained_sizes(spec, config)["critic"] == before.optimizer["critic.value.0"].numel()
 
@@ -234,28 +215,6 @@ def test_a_replay_is_filled_with_allowed_choices_and_actions_of_the_whole_range(
     assert unit.min() < -0.95 and unit.max() > 0.95 and abs(float(unit.mean())) < 0.1
 
 
-@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"critic_layer_norm": True, "nonlinearity": "elu"}, {"policy_delay": 2, "n_step": 3}]
-)
-def test_passes_by_hand_and_autograd_make_the_same_updates(spec: EnvSpec, settings: dict[str, Any]) -> None:
-    config = config_of(encoder_mlp_layers=[32, 32], normalize_input=True, learning_rate=1e-3, adam_eps=1e-3, **settings)
-    learners = []
-    for has_passes in (True, False):
-        actor = SacActor(spec, config)
-        assert actor.has_passes
-        actor.has_passes = has_passes
-        learners.append(SacLearner(actor, config, spec, CPU))
-    assert isinstance(learners[0]._step.__self__, SacPasses)
-    assert learners[1]._step == learners[1]._update
-    for batch in draw(spec, 6, size=32, n_step=config.n_step):
-        for learner in learners:
-            learner.observe(batch.obs)
-        first, second = (dataclasses.astuple(learner.train([batch])) for learner in learners)
-        assert second == pytest.approx(first, rel=1e-4, abs=1e-5)
-    torch.testing.assert_close(learners[1].publication(), learners[0].publication(), rtol=1e-4, atol=1e-5)
-
-
 def test_a_tuple_of_one_box_is_trained_as_the_box() -> None:
     box = spaces.Box(-1.0, 1.0, (2,))
     alone, within = (make(spec_of_spaces(NUMBERS, space, "Box", None)) for space in (box, spaces.Tuple((box,))))
@@ -263,8 +222,8 @@ def test_a_tuple_of_one_box_is_trained_as_the_box() -> None:
 
 
 def test_a_plain_perceptron_is_trained_by_passes_and_others_by_autograd() -> None:
-    assert SacActor(BOX, config_of()).has_passes and SacActor(CHOICE, config_of()).has_passes
+    assert SacActor(BOX, small_config()).has_passes and SacActor(CHOICE, small_config()).has_passes
     for spec in SPECS.values():
-        actor = SacActor(spec, config_of())
+        actor = SacActor(spec, small_config())
         assert not actor.has_passes
         FlatParameters(actor)

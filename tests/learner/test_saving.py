@@ -38,13 +38,6 @@ def test_a_file_that_is_cut_off_leaves_the_older_checkpoint_and_is_never_reporte
     assert names(tmp_path) == ["checkpoint_000000000030"]
 
 
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("in the way")
-    report = CheckpointSaver(tmp_path / "checkpoints", TrainConfig(), 0).save(10, content)
-    assert report.error is not None and "File exists" in report.error
-    assert names(tmp_path) == ["checkpoints"]
-
-
 def test_three_failures_in_a_row_end_the_run_and_fewer_do_not(tmp_path: Path) -> None:
     saver = CheckpointSaver(tmp_path, TrainConfig(), 0)
     with files_of_at_most(100_000):

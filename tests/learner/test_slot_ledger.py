@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,15 @@ class Book:
     def __init__(self, **settings: Any) -> None:
         self.plan: ResourcePlan = planned(**settings)
         self.slots: TrajectorySlots = small_arena(self.plan)[1]
-        self.ledger = SlotLedger(self.slots, self.plan)
+        self.copied: list[tuple[str, int, SlotState]] = []  # what copies of the slots are told, and in which state
+        self.ledger = SlotLedger(self.slots, self.plan, SimpleNamespace(start_copy=self.start, settle=self.settle))
         self.granted: list[tuple[int, int]] = []
+
+    def start(self, slot: int) -> None:
+        self.copied.append(("start", slot, self.slots.state(slot)))
+
+    def settle(self, slot: int) -> None:
+        self.copied.append(("settle", slot, self.slots.state(slot)))
 
     def grant(self) -> list[tuple[int, int]]:
         grants = self.ledger.grant()
@@ -258,6 +266,25 @@ def test_of_a_partly_used_slot_that_grew_old_only_what_was_left_counts_as_droppe
         Columns(slots[2], 0, 4, is_last=True),
         Columns(slots[3], 0, 2, is_last=False),
     ]
+
+
+def test_a_slot_is_copied_when_it_is_ready_and_its_copy_ends_before_it_is_freed() -> None:
+    book = Book(batch_size=4, num_workers=2, num_envs_per_worker=1, max_policy_lag=10)
+    book.grant()
+    one, other = book.hand_over(0), book.hand_over(1)
+    columns = book.ledger.take_dataset(0)
+    assert columns is not None
+    assert book.copied == [("start", one, SlotState.READY), ("start", other, SlotState.READY)]
+    book.ledger.release(columns)
+    assert book.copied[2:] == [("settle", one, SlotState.TRAINING), ("settle", other, SlotState.TRAINING)]
+
+    (split_idx, slot), _ = book.grant()  # whose number is lost with its worker, and which is too old
+    fill(book.slots, slot, version=0)
+    book.slots.finish(slot, split_idx)
+    book.ledger.take_over([split_idx])
+    assert book.copied[4:] == [("start", slot, SlotState.READY)]
+    assert book.ledger.take_dataset(learner_version=11) is None
+    assert book.copied[5:] == [("settle", slot, SlotState.TRAINING)]
 
 
 # accumulate, workers, splits, environments of a worker, samples in a dataset (2 steps a trajectory)

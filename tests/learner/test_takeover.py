@@ -68,9 +68,3 @@ def test_versions_count_no_updates_that_were_not_made_also_after_a_restart() -> 
         each.set_hyperparameters(Hyperparameters(learning_rate=1e-4))
         train_on(each, actor.collect(actor.receive(each)))
         assert each.policy_version - each.versions_left_out == num_updates + 4
-
-
-def test_a_block_of_another_model_is_refused() -> None:
-    learner, _ = trained(1, 0.0)
-    with pytest.raises(ValueError, match="a block of this model has"):
-        learner.take_over(torch.zeros(5))

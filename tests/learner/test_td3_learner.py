@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from linear_networks import networks_of_linear_layers
+from replay_learners import make
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from transitions import BOX, CHOICE, CPU, draw
+from transitions import BOX, CHOICE, draw
 
 from asyncrl.algorithms.off_policy import Transitions
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.td3 import Td3Learner
-from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.td3 import DeterministicActor
-
-PICTURE = spec_of_spaces(
-    spaces.Box(0, 255, (8, 8, 1), np.uint8),
-    spaces.Dict({"first": spaces.Box(-1.0, 1.0, (1,)), "second": spaces.Box(-1.0, 1.0, (1,))}),
-    "Picture",
-    None,
-)
-
-
-def make(spec: EnvSpec = BOX, double: bool = False, by: str = "passes", **settings: Any) -> Td3Learner:
-    defaults: dict[str, Any] = {
-        "algo": "td3",
-        "encoder_mlp_layers": [16],
-        "encoder_conv_mlp_layers": [8],
-        "policy_delay": 2,
-        "normalize_input": False,
-        "max_grad_norm": 0.0,
-        "precision": "float32",
-    }
-    config = TrainConfig(**{**defaults, **settings})
-    actor = DeterministicActor(spec, config)
-    assert actor.has_passes == (spec is BOX)
-    actor.has_passes = actor.has_passes and by == "passes"
-    return Td3Learner(actor.double() if double else actor, config, spec, CPU)
 
 
 class Reference:
@@ -110,7 +81,7 @@ class Reference:
 @pytest.mark.parametrize("by", ["passes", "autograd"])
 def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
     settings = {"learning_rate": 0.01, "adam_eps": 1e-3, "tau": 0.1, "nonlinearity": "tanh", **settings}
-    learner = make(double=True, by=by, **settings)
+    learner = make(BOX, double=True, by=by, algo="td3", **{"policy_delay": 2, **settings})
     reference = Reference(learner, learner._config)
     for batch in draw(BOX, 6, dtype=torch.float64, n_step=settings.get("n_step", 1)):
         figures = reference.update(batch)
@@ -125,7 +96,9 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
 
 
 def test_the_policy_finds_the_best_action_of_each_observation() -> None:
-    learner = make(encoder_mlp_layers=[64], learning_rate=0.003, nonlinearity="relu", tau=0.02)
+    learner = make(
+        BOX, algo="td3", policy_delay=2, encoder_mlp_layers=[64], learning_rate=0.003, nonlinearity="relu", tau=0.02
+    )
     batches = []
     for batch in draw(BOX, 1500, size=64):
         obs = batch.obs.tanh()
@@ -135,33 +108,6 @@ def test_the_policy_finds_the_best_action_of_each_observation() -> None:
     learner.train(batches)
     obs = draw(BOX, 1, size=200, seed=8)[0].obs.tanh()
     assert (learner.model(obs).tanh() - 0.8 * obs[:, :2]).abs().mean().item() < 0.1
-
-
-def test_policy_and_targets_move_at_every_policy_delay_th_update() -> None:
-    learner = make(policy_delay=3, tau=0.25)
-    names = ("actor.value.0", "target_actor", "target_critic", "critic.value.0")
-    states = [learner.state_dict().optimizer]
-    for batch in draw(BOX, 6):
-        learner.train([batch])
-        states.append(learner.state_dict().optimizer)
-    for name in names:
-        moved = [not torch.equal(before[name], after[name]) for before, after in itertools.pairwise(states)]
-        assert moved == ([True] * 6 if name.startswith("critic") else [False, False, True] * 2), name
-    for own in ("actor", "critic"):
-        expected = states[2][f"target_{own}"].lerp(states[3][f"{own}.value.0"], 0.25)
-        torch.testing.assert_close(states[3][f"target_{own}"], expected)
-
-
-def test_published_weights_make_the_policy_again_and_it_draws_nothing() -> None:
-    learner = make(normalize_input=True)
-    learner.observe(draw(BOX, 1)[0].obs * 3.0 + 5.0)
-    learner.train(draw(BOX, 2))
-    acting = DeterministicActor(BOX, learner._config)
-    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
-    obs = torch.randn(4, 3) * 3.0 + 5.0
-    first, second, best = (acting.act(obs, deterministic=each) for each in (False, False, True))
-    assert torch.equal(first.action, second.action) and torch.equal(first.action, best.action)
-    assert torch.equal(first.action, learner.model.act(obs).action)
 
 
 def test_choices_are_refused() -> None:

@@ -165,15 +165,6 @@ def test_a_graph_reads_the_inputs_of_its_own_kind_of_update_and_refuses_other_sh
     assert not runner.makes_graphs
 
 
-def test_a_runner_that_is_closed_has_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
-    runner = UpdateRunner(CountingUpdate(), CPU, 1)
-    runner(INPUTS, True)
-    assert runner.makes_graphs
-    runner.close()
-    assert not runner.makes_graphs
-
-
 def test_a_graph_contains_all_hyperparameters_but_the_learning_rate() -> None:
     config = TrainConfig()
     for new, is_in in ((Hyperparameters(learning_rate=0.1), False), (Hyperparameters(ppo_clip_ratio=0.3), True)):

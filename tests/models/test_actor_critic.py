@@ -11,6 +11,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import block_size
+from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.models.sizes import num_model_parameters, num_statistics, weights_block_size
 
 BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
@@ -86,15 +87,16 @@ def test_separate_networks_keep_the_value_loss_away_from_the_actor(shared: bool)
     assert all((parameter.grad is not None) == shared for parameter in actor)
 
 
-def test_initial_weights_follow_from_the_seed_alone() -> None:
+@pytest.mark.parametrize("make", [ActorCritic, SacActor, TwinCritic])
+def test_initial_weights_follow_from_the_seed_alone(make: Any) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = ActorCritic(BOX, TrainConfig(seed=3))
+    first = make(BOX, TrainConfig(seed=3))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    second, other = ActorCritic(BOX, TrainConfig(seed=3)), ActorCritic(BOX, TrainConfig(seed=4))
-    assert torch.equal(first.policy_head.weight, second.policy_head.weight)
-    assert not torch.equal(first.policy_head.weight, other.policy_head.weight)
+    second, other = make(BOX, TrainConfig(seed=3)), make(BOX, TrainConfig(seed=4))
+    weights, same, others = (torch.nn.utils.parameters_to_vector(each.parameters()) for each in (first, second, other))
+    assert torch.equal(weights, same) and not torch.equal(weights, others)
 
 
 @torch.no_grad()

@@ -50,21 +50,6 @@ def test_sequences_give_what_single_steps_give(kind: str, num_layers: int, share
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-@pytest.mark.parametrize("num_pieces", [0, 3])
-def test_nothing_passes_the_beginning_of_an_episode(kind: str, num_pieces: int) -> None:
-    core = make(kind, 1)
-    features, begins = torch.randn(6, 2, NUM_FEATURES), torch.zeros(6, 2, dtype=torch.bool)
-    begins[3, 0] = True
-    outputs = []
-    for past in (0.0, 5.0):
-        changed = features.clone()
-        changed[:3] += past
-        outputs.append(core.unroll(changed, torch.full((2, core.state_size), past), begins, num_pieces))
-    assert torch.equal(outputs[0][3:, 0], outputs[1][3:, 0])
-    assert not torch.allclose(outputs[0][3:, 1], outputs[1][3:, 1])
-
-
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
 @pytest.mark.parametrize(("share", "num_pieces"), [(0.0, 0), (0.3, 0), (0.3, NUM_ROWS * NUM_COLUMNS)])
 def test_a_core_stays_in_float32_under_autocast(kind: str, share: float, num_pieces: int) -> None:
     core = make(kind, 1)

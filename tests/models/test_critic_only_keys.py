@@ -10,7 +10,7 @@ import torch
 from hidden_parts import KINDS, SPACES, made, rows_of, seen_of
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.inference.array_policy import ArrayPolicy
+from asyncrl.inference.acting import ArrayPolicy
 from asyncrl.inference.policy import Policy
 from asyncrl.models import registry
 from asyncrl.models.encoders import Inputs, ObservationEncoder

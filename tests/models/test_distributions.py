@@ -78,13 +78,6 @@ def test_categorical_agrees_with_torch(generator: torch.Generator) -> None:
     assert torch.equal(ours.mode(logits), logits.argmax(-1))
 
 
-def test_categorical_draws_with_its_probabilities(generator: torch.Generator) -> None:
-    probabilities = torch.tensor([0.1, 0.6, 0.3])
-    action, _ = Categorical(3).sample(probabilities.log().expand(40_000, 3), generator)
-    frequencies = torch.bincount(action, minlength=3) / 40_000
-    torch.testing.assert_close(frequencies, probabilities, atol=0.01, rtol=0.0)
-
-
 def test_gaussian_draws_with_its_moments(generator: torch.Generator) -> None:
     parameters = torch.tensor([1.0, -2.0, -0.5, 0.7]).expand(40_000, 4)
     action, _ = DiagonalGaussian(2).sample(parameters, generator)

@@ -16,7 +16,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec, ObservationPart
-from asyncrl.inference.array_policy import ArrayPolicy
+from asyncrl.inference.acting import ArrayPolicy
 from asyncrl.models import registry
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.encoders import ConvEncoder, Inputs, ObservationEncoder, split_tensor

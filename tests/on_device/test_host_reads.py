@@ -15,8 +15,7 @@ from host_reads import HostReads
 from run_helper import FinishedRun, run
 from torch import Tensor
 
-from asyncrl.learner import update_runner
-from asyncrl.learner.fast import choose_step
+from asyncrl.learner import on_policy, update_runner
 from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
@@ -53,7 +52,7 @@ def test_an_iteration_of_on_policy_training_reads_five_times(
 ) -> None:
     if settings.get("use_rnn"):  # without graphs the host reads the lengths of sequences
         monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
-        monkeypatch.setattr(choose_step, "makes_graphs", lambda *args: True)
+        monkeypatch.setattr(on_policy, "makes_graphs", lambda *args: True)
     settings = {"rollout": 8, "batch_size": 32, "num_batches_per_epoch": 4, "num_epochs": 3, **settings}
     env = "tensor_envs:TensorCartPole-v0"
     reads, finished = trained(

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import NUM_LOSS_METRICS, LossOfSamples, Samples, needs_kl
+from asyncrl.algorithms.losses import NUM_LOSS_METRICS, Samples, needs_kl
+from asyncrl.algorithms.ppo import clip_range
 from asyncrl.config.algorithms import imported
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
@@ -158,6 +159,13 @@ class ArrayCategorical:
         return gradient
 
 
+class LossOfSamples(NamedTuple):
+    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
+
+    mean: float
+    gradient: FloatArray
+
+
 class TrainedLayer(NamedTuple):
     """Views of a layer's parameters and of their gradients: `[out, in]` and `[out]`."""
 
@@ -249,6 +257,38 @@ def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: Floa
     return LossOfSamples(float(np.add.reduce(np.maximum(square, clipped_square, out=square))) / len(error), gradient)
 
 
+def ppo_policy_loss(
+    log_prob: FloatArray, old_log_prob: FloatArray, advantages: FloatArray, config: TrainConfig
+) -> LossOfSamples:
+    """`asyncrl.algorithms.ppo.ppo_policy_loss` and its gradient with respect to the log-probabilities.
+
+    The gradient is -r A where the ratio is not clipped.
+
+    Args:
+        log_prob: [B], of the current policy.
+        old_log_prob: [B], of the policy it is kept close to.
+        advantages: [B].
+        config: the bounds of the ratio.
+    """
+    clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
+    ratio = np.exp(log_prob - old_log_prob)
+    surrogate = ratio * advantages
+    np.minimum(np.maximum(ratio, clip.low, out=ratio), clip.high, out=ratio)
+    clipped = np.multiply(ratio, advantages, out=ratio)
+    # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
+    gradient = surrogate * (surrogate <= clipped)
+    gradient *= -1.0 / len(gradient)
+    return LossOfSamples(-float(np.add.reduce(np.minimum(surrogate, clipped, out=surrogate))) / len(gradient), gradient)
+
+
+def a2c_policy_loss(
+    log_prob: FloatArray, old_log_prob: FloatArray, advantages: FloatArray, config: TrainConfig
+) -> LossOfSamples:
+    """`asyncrl.algorithms.a2c.a2c_policy_loss`, and its gradient with respect to the log-probabilities; all [B]."""
+    num_samples = len(advantages)
+    return LossOfSamples(-float(np.add.reduce(log_prob * advantages)) / num_samples, advantages * (-1.0 / num_samples))
+
+
 class ArrayUpdate:
     """Takes one optimizer step for each minibatch."""
 
@@ -271,7 +311,7 @@ class ArrayUpdate:
         self, model: ActorCritic, flat: FlatParameters, optimizer: FlatAdam, ranks: Ranks, config: TrainConfig
     ) -> None:
         """Prepares for a model that fits and whose parameters are `flat`."""
-        self._gradient = flat.require_grad()
+        self._gradient = flat.grad
         self._gradient_array: FloatArray = self._gradient.numpy()
         self._actor = ArrayEncoder(model.actor, model.nonlinearity)
         self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)

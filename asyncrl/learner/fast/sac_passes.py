@@ -57,8 +57,9 @@ class SacPasses:
         sample = draw_squashed(parameters, noise)
         inputs = torch.cat((obs[-size:], sample.action[-size:].to(obs.dtype)), dim=1)
         next_values = self._critic_pass.forward(self._target.layers, inputs).squeeze(-1)
-        next_value = soft_value(next_values, sample.log_prob[-size:], ent_coef)
-        target = self._target_of(batch, next_value, sample.log_prob, ent_coef)
+        next_value = next_values.amin(0) - ent_coef * sample.log_prob[-size:]  # equation 3
+        reward = with_entropies(batch.reward, sample.log_prob, batch.between_discount, ent_coef)
+        target = self._sac.target(reward, batch.discount, next_value)
         inputs = torch.cat((obs[:size], batch.action.tanh().to(obs.dtype)), dim=1)
         values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
         loss = critic_loss(values, target)
@@ -80,8 +81,10 @@ class SacPasses:
     ) -> tuple[Tensor, Tensor | None]:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
         next_values = self._critic_pass.forward(self._target.layers, obs[-size:])
-        next_value = soft_value_of_choices(next_values, parameters[-size:], ent_coef)
-        target = self._target_of(batch, next_value, -self._model.distribution.entropy(parameters), ent_coef)
+        next_log_probs, neg_entropy = parameters[-size:], -self._model.distribution.entropy(parameters)
+        next_value = (next_log_probs.exp() * (next_values.amin(0) - ent_coef * next_log_probs)).sum(-1)
+        reward = with_entropies(batch.reward, neg_entropy, batch.between_discount, ent_coef)
+        target = self._sac.target(reward, batch.discount, next_value)
         all_values = self._critic_pass.forward(self._critic.layers, obs[:size])
         values = all_values.gather(-1, choice).squeeze(-1)
         loss = critic_loss(values, target)
@@ -93,10 +96,6 @@ class SacPasses:
         loss = choices_actor_loss(log_probs, self._critic_pass.forward(self._critic.layers, obs[:size]), ent_coef)
         entropy = self._model.distribution.entropy(log_probs).mean()
         return critic_figures, self._step_actor(loss.value, log_probs, loss.gradient, entropy, ent_coef)
-
-    def _target_of(self, batch: Transitions, next_value: Tensor, neg_entropy: Tensor, ent_coef: Tensor) -> Tensor:
-        reward = with_entropies(batch.reward, neg_entropy, batch.between_discount, ent_coef)
-        return self._sac.target(reward, batch.discount, next_value)
 
     def _step_critic(self, loss: Loss, gradient: Tensor, values: Tensor) -> Tensor:
         """Steps the critics down `gradient` of their outputs, and moves the target critics; returns figures."""
@@ -120,16 +119,6 @@ class Loss(NamedTuple):
 
     value: Tensor
     gradient: Tensor
-
-
-def soft_value(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
-    """Soft value `[B]` of continuous actions (equation 3), from `values: [K, B]` and `log_prob: [B]`."""
-    return values.amin(0) - ent_coef * log_prob
-
-
-def soft_value_of_choices(values: Tensor, log_probs: Tensor, ent_coef: Tensor) -> Tensor:
-    """Soft value `[B]` of discrete actions, from `values: [K, B, n]` and `log_probs: [B, n]` of all actions."""
-    return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1)
 
 
 def critic_loss(values: Tensor, target: Tensor) -> Loss:

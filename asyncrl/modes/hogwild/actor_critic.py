@@ -59,7 +59,7 @@ class HogwildActorCritic(OnPolicyLearner):
         """
         # The limit of the deviation needs one owner of the weights.
         super().__init__(model, config.model_copy(update={"final_stddev": None}), device, storage)
-        self._storage = storage
+        self._take_step = self._take_step_from_newest
         self._meter = meter
         self._channel = channel
         self._publication = 0
@@ -137,7 +137,7 @@ class HogwildActorCritic(OnPolicyLearner):
 
         return act_and_check
 
-    def _take_step(self, minibatch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+    def _take_step_from_newest(self, minibatch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes a step with the newest weights, except with the copy that has collected the rollout for the first."""
         if self._has_stepped:
             self._pull()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from contrib.critics.critic_sets import CRITICS, critic_set
-from sac_learners import make
+from replay_learners import make
 from transitions import BOX, CHOICE, draw
 from unavoidable import needs_cuda
 

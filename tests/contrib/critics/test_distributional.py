@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from layouts import vector_observation
-from sac_learners import make
+from replay_learners import make
 from small_runs import replay_loop
 from torch import Tensor
 from transitions import BOX, draw
