@@ -692,3 +692,54 @@ def test_a_step_on_sequences_reads_no_row_that_is_not_a_sample() -> None:
         gradients.append(learner._gradient.clone())
     assert torch.equal(*gradients) and torch.equal(*log_ratios)
     assert len(log_ratios[0]) == int(samples.valid.sum())
+
+
+def first_choice(obs: Tensor, action: Tensor) -> Tensor:
+    """Reward 1 for choice 1 where the first number is positive, and for choice 0 elsewhere."""
+    return (action == (obs[..., 0] > 0.0)).float()
+
+
+def no_reward(obs: Tensor, action: Tensor) -> Tensor:
+    return torch.zeros_like(obs[..., 0])
+
+
+def test_values_come_out_in_units_of_rewards() -> None:
+    learner, actor = make(CHOICE, learning_rate=0.02)
+    for _ in range(60):
+        dataset = actor.collect(actor.receive(learner), lambda obs, _: 100.0 + 10.0 * obs[..., 0], ends=False)
+        metrics = train_on(learner, dataset)
+    actor.receive(learner)
+    obs = torch.tensor([[-3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+    torch.testing.assert_close(actor.model.act(obs).value, torch.tensor([70.0, 100.0, 130.0]), atol=8.0, rtol=0.0)
+    assert metrics.explained_variance > 0.9
+
+
+def make_as_shipped(**settings: Any) -> tuple[OnPolicyLearner, Actor]:
+    """With the critic's own first weights."""
+    config = TrainConfig(**{"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16], **settings})
+    return OnPolicyLearner(ActorCritic(CHOICE, config), config, CPU), Actor(CHOICE, config)
+
+
+def test_a_task_is_learned_as_well_at_any_scale_of_rewards() -> None:
+    learned = []
+    for scale in (1e-4, 1.0, 1e3):
+        learner, actor = make_as_shipped(reward_scale=scale, learning_rate=0.003)
+        rewards = []
+        for _ in range(60):
+            dataset = actor.collect(actor.receive(learner), first_choice)
+            rewards.append(float(dataset.reward.mean()))
+            train_on(learner, dataset)
+        learned.append(sum(rewards[-10:]) / 10)
+    assert min(learned) > 0.75  # a third by chance
+    assert learned[1] == pytest.approx(learned[2], abs=0.05)
+
+
+@pytest.mark.parametrize("num_before", [0, 20])
+def test_the_gradient_stays_bounded_through_a_phase_without_reward(num_before: int) -> None:
+    learner, actor = make_as_shipped(learning_rate=0.003)
+    norms = []
+    for number in range(num_before + 60):
+        reward = first_choice if number < num_before else no_reward
+        norms.append(train_on(learner, actor.collect(actor.receive(learner), reward)).grad_norm)
+    assert max(norms[num_before:]) < 2.0
+    assert float(learner.model.value_head.weight.detach().norm()) < 2.0

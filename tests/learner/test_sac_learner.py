@@ -297,3 +297,19 @@ def test_more_critics_are_trained_with_several_steps_and_continue_from_a_checkpo
     other.train(batches[2:])
     first, second = (each.state_dict().optimizer for each in (learner, other))
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@SPECS
+def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) -> None:
+    learner = make(spec, encoder_mlp_layers=[64], learning_rate=5e-3, nonlinearity="relu")
+    batches = []
+    for batch in draw(spec, 2000, size=32):
+        payoff = -3.0 * (batch.action.tanh() ** 2).sum(-1) if spec is BOX else 2.0 * (batch.action == 1)
+        batches.append(batch._replace(reward=payoff, discount=torch.zeros_like(batch.reward)))
+    learner.train(batches[:-400])
+    metrics = learner.train(batches[-400:])
+    target = -2.0 if spec is BOX else 0.5 * math.log(4)
+    assert metrics.entropy == pytest.approx(target, abs=0.1)
+    if spec is CHOICE:  # 2 / alpha is then what one logit is above the three others
+        logits = torch.tensor([2.0 / metrics.ent_coef, 0.0, 0.0, 0.0])
+        assert float(torch.distributions.Categorical(logits=logits).entropy()) == pytest.approx(target, abs=0.1)
