@@ -118,7 +118,7 @@ def _counts(runs: Sequence[LaunchedRun]) -> str:
 
 
 def _rows(runs: Sequence[LaunchedRun]) -> list[Row]:
-    return [Row(each.run, each.state) for each in runs if each.state in ("training", "evaluating", "failed")]
+    return [(each.run, each.state) for each in runs if each.state in ("training", "evaluating", "failed")]
 
 
 main = _LaunchCommand().main
