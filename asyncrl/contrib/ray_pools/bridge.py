@@ -29,7 +29,7 @@ import numpy as np
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.contrib.ray_pools.batches import Batch, Receiver
-from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS, Connection, RayConnection
+from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS, RayConnection
 from asyncrl.contrib.ray_pools.ends import ends_of
 from asyncrl.contrib.ray_pools.pool import PoolStart
 from asyncrl.contrib.ray_pools.sent_rows import pool_specs
@@ -95,7 +95,7 @@ class PoolBridge:
         setup: RunSetup,
         workers: Sequence[int],
         receiver: Receiver,
-        connection: Connection,
+        connection: RayConnection,
         waker: Waker,
         learner: Waker,
         send: Callable[[Report], None],
@@ -213,7 +213,7 @@ class PoolBridge:
         return request
 
     def _record_time(self, request: _Request) -> bool:
-        """Whether a call that returns the pool's time was answered; notes that time."""
+        """Whether a call that returns the pool's time was answered; records that time."""
         if not request.future.done():
             return False
         pool_time: float = self._result(request)

@@ -23,23 +23,6 @@ _BYTES_PER_S_OF_MBIT = 1e6 / 8
 
 
 @dataclass(frozen=True)
-class Network:
-    """What the user knows of the network and the machines.
-
-    Attributes:
-        bandwidth_mbit: Mbit/s of the learner's machine, each way.
-        round_trip_ms: between the learner's machine and a pool.
-        worker_steps_per_s: environment steps that a worker makes if it never waits.
-        wanted_steps_per_s: environment steps that all workers together are to make.
-    """
-
-    bandwidth_mbit: float | None = None
-    round_trip_ms: float = 0.0
-    worker_steps_per_s: float | None = None
-    wanted_steps_per_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Traffic:
     """Bytes each way, without what the network itself adds, and what a run's speed follows from.
 
@@ -155,29 +138,39 @@ class Traffic:
         late_s = round_trip_s * (1.0 + 0.5 * waiting)
         return late_s * steps_per_s * self.versions_per_step
 
-    def describe(self, network: Network) -> list[str]:
-        """The traffic in words, and what follows from all that is known of the network."""
+    def describe(
+        self,
+        bandwidth_mbit: float | None = None,
+        round_trip_ms: float = 0.0,
+        worker_steps_per_s: float | None = None,
+        wanted_steps_per_s: float | None = None,
+    ) -> list[str]:
+        """The traffic in words, and what follows from all that the user knows of network and machines.
+
+        Args:
+            bandwidth_mbit: Mbit/s of the learner's machine, each way.
+            round_trip_ms: between the learner's machine and a pool.
+            worker_steps_per_s: environment steps that a worker makes if it never waits.
+            wanted_steps_per_s: environment steps that all workers together are to make.
+        """
         weights_kb, times = self.weights_bytes / 1e3, 1e6 * self.publications_per_step
         lines = [
             f"{self.step_bytes:,.0f} B arrive for each environment step of other machines; {weights_kb:,.0f} kB of "
             f"weights leave for each of {self.num_hosts} pools, at most {times:,.{0 if times > 10 else 2}f} times in a "
             "million steps"
         ]
-        if network.bandwidth_mbit is not None:
-            arriving, leaving = self.most_steps_per_s(network.bandwidth_mbit)
+        if bandwidth_mbit is not None:
+            arriving, leaving = self.most_steps_per_s(bandwidth_mbit)
             carried = f"the {self.payload} of {arriving:,.0f} steps/s, and all publications of {leaving:,.0f} steps/s"
-            lines.append(f"{network.bandwidth_mbit:g} Mbit/s each way carry {carried}")
-        speed, round_trip_s = network.worker_steps_per_s, network.round_trip_ms / 1e3
+            lines.append(f"{bandwidth_mbit:g} Mbit/s each way carry {carried}")
+        speed, wanted, round_trip_s = worker_steps_per_s, wanted_steps_per_s, round_trip_ms / 1e3
         if speed is not None:
-            lines += self._describe_speed(speed, round_trip_s, network.bandwidth_mbit)
-            if network.wanted_steps_per_s is not None:
-                hosts = self.hosts_needed(network.wanted_steps_per_s, speed, round_trip_s)
-                pools = f"{hosts} pools of {self.workers_per_host} workers"
-                lines.append(f"{network.wanted_steps_per_s:,.0f} steps/s need {pools}")
-                if network.bandwidth_mbit is not None:
-                    most = self.most_steps_per_s(network.bandwidth_mbit)[0]
-                    if most < network.wanted_steps_per_s:
-                        lines[-1] += f", but {network.bandwidth_mbit:g} Mbit/s carry only {most:,.0f}"
+            lines += self._describe_speed(speed, round_trip_s, bandwidth_mbit)
+            if wanted is not None:
+                hosts = self.hosts_needed(wanted, speed, round_trip_s)
+                lines.append(f"{wanted:,.0f} steps/s need {hosts} pools of {self.workers_per_host} workers")
+                if bandwidth_mbit is not None and (most := self.most_steps_per_s(bandwidth_mbit)[0]) < wanted:
+                    lines[-1] += f", but {bandwidth_mbit:g} Mbit/s carry only {most:,.0f}"
         return lines
 
     def _describe_speed(self, speed: float, round_trip_s: float, bandwidth_mbit: float | None) -> list[str]:

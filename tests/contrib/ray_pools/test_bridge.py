@@ -24,7 +24,7 @@ from asyncrl.contrib.ray_pools.batches import Batch, SentSlots
 from asyncrl.contrib.ray_pools.bridge import CLOCK_S, ClockOffset, PoolBridge
 from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS
 from asyncrl.contrib.ray_pools.sent_rows import RowReceiver
-from asyncrl.contrib.ray_pools.sent_slots import SlotCodec, SlotReceiver
+from asyncrl.contrib.ray_pools.sent_slots import SlotReceiver, slot_record
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.modes.choice import arena_specs
 from asyncrl.processes.children import RunFailed
@@ -95,11 +95,11 @@ class Link:
         for slot in slots:
             fill(other, slot, version=1, value=float(slot))
             other.chosen_at[slot] = time.monotonic() + AHEAD_S - 1.0
-        sent = (
-            SentSlots(slots, SlotCodec(dataclasses.replace(self.setup, arena=other_arena)).pack(slots))
-            if slots
-            else None
-        )
+        record = slot_record(dataclasses.replace(self.setup, arena=other_arena))
+        content = np.empty((len(slots), record.num_bytes), np.uint8)
+        for out, slot in zip(content, slots, strict=True):
+            record.pack(slot, out)
+        sent = SentSlots(slots, content) if slots else None
         return Batch(number, sent, {0: collected, 1: 0}, False, [f"report {number}"], failure)
 
 
