@@ -29,10 +29,9 @@ def warned(**settings: Any) -> set[str]:
         ({"residual_blocks": True, "use_rnn": True}, "--residual_blocks=True", "--residual_blocks=False"),
         ({"value_bins": 51, "use_rnn": True}, "--value_bins=51", "--value_bins=none"),
         ({"batch_renorm": True, "critic_only_keys": ["hidden"]}, "networks of blocks", "--batch_renorm=False"),
-        ({"batch_renorm": True, "use_sde": True}, "cannot be used with networks of blocks", "--batch_renorm=False"),
         (
-            {"critic": "simba", "residual_blocks": True, "use_sde": True},
-            "cannot be used with networks of blocks",
+            {"critic": "simba", "residual_blocks": True, "critic_only_keys": ["hidden"]},
+            "networks of blocks",
             "--critic=mlp",
         ),
     ],
