@@ -20,7 +20,7 @@ from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import UNKNOWN, cell, number, rounded, table
 from asyncrl.config.errors import UsageError
 from asyncrl.contrib.experiments.core_sets import Command, CoreSets, Ended
-from asyncrl.contrib.experiments.grid import Evaluation, Grid
+from asyncrl.contrib.experiments.grid import Grid
 from asyncrl.contrib.experiments.ownership import Owner
 from asyncrl.contrib.experiments.runs import (
     PlannedRun,
@@ -239,7 +239,10 @@ class Launch:
                 each.state = "training"
             else:
                 assert self._grid.evaluation is not None
-                core_sets.start(_evaluating(each.run, self._grid.evaluation))
+                log = _evaluation_log(each.run)
+                log.unlink(missing_ok=True)
+                arguments = (*each.run.place, *self._grid.evaluation.flags, "--json")
+                core_sets.start(Command(each.run.name, "asyncrl.evaluate", arguments, log))
                 each.state = "evaluating"
         return False
 
@@ -320,12 +323,6 @@ def _refused(lines: Sequence[str], choices: str) -> UsageError:
 def _median(results: Sequence[Mapping[str, Any]], name: str, form: Callable[[float], str]) -> str:
     values = [result[name] for result in results if result.get(name) is not None]
     return cell(spread(values), form) if values else UNKNOWN
-
-
-def _evaluating(run: PlannedRun, evaluation: Evaluation) -> Command:
-    log = _evaluation_log(run)
-    log.unlink(missing_ok=True)
-    return Command(run.name, "asyncrl.evaluate", (*run.place, *evaluation.flags, "--json"), log)
 
 
 def _evaluation_file(run: PlannedRun) -> Path:

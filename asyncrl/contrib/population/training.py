@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.analysis.records import read_json_lines
 from asyncrl.buffers.control import FROM_FILE, LAST_TURN, TAKEOVER_FILE, PolicyChange
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
@@ -73,7 +74,8 @@ class PopulationTraining(Observer):
         self._names = [prefix.rstrip("/") for prefix in self._prefixes] if self._folder is None else [self._folder.name]
         checkpoints: Sequence[Path | None] = run.start.checkpoints or [run.start.checkpoint] * num_policies
         last_turns = [-1 if path is None else load_state(path).get(LAST_TURN, -1) for path in checkpoints]
-        lines = [line for line in _read_lines(self._path) if line["turn"] <= last_turns[line["policy"]]]
+        # A broken last line, as a killed run leaves it, was not carried out.
+        lines = [line for line in read_json_lines(self._path) if line["turn"] <= last_turns[line["policy"]]]
         write_text_atomically(self._path, "".join(map(_as_text, lines)))
         self._last_lines = {line["policy"]: line for line in lines}
         self._published_at = 0  # environment steps, of the shared folder
@@ -206,9 +208,3 @@ def _give_reward_shaping(run: Run, policy_idx: int, values: Mapping[str, float])
 
 def _as_text(line: Mapping[str, Any]) -> str:
     return json.dumps(line) + "\n"
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The turns of a history; a broken last line, as a killed run leaves it, was not carried out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.split("\n")[:-1]]

@@ -107,7 +107,11 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
         UsageError: matplotlib is missing.
     """
     drawing.check_can_draw()
-    read = [_read(run) for run in runs]
+    folders = [RunFolder(run.path) for run in runs]
+    read = [
+        _ReadRun(run, _read_object(folder.summary), _read_object(folder.environment))
+        for run, folder in zip(runs, folders, strict=True)
+    ]
     groups = figures.group_runs(runs, None)
     returns, notes = _returns(runs, groups)
     settings = _settings(runs)
@@ -136,11 +140,6 @@ def render(runs: Sequence[Run], title: str | None = None) -> str:
         events=_events(runs),
         machines=_machines(read),
     )
-
-
-def _read(run: Run) -> _ReadRun:
-    folder = RunFolder(run.path)
-    return _ReadRun(run, _read_object(folder.summary), _read_object(folder.environment))
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

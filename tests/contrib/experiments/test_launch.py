@@ -303,14 +303,5 @@ def test_launched_runs_are_made_although_nobody_reads(tmp_path: Path, unread: in
     assert list((tmp_path / "runs").glob("*/summary.json"))
 
 
-def test_a_mistake_ends_a_launch_although_nobody_reads_the_sentence(tmp_path: Path, unread: int) -> None:
-    mistaken = start(("-m", "asyncrl.launch", "no_such_grid.yaml"), tmp_path, unread, unread)
-    try:
-        assert mistaken.wait(PATIENCE_S) == 2
-    finally:
-        mistaken.kill()
-        mistaken.wait()
-
-
 def test_a_path_may_begin_with_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     check_users_folder(launch_command._Options, ("train_dir", "out"), monkeypatch)

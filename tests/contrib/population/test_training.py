@@ -246,13 +246,6 @@ def test_a_run_that_was_killed_before_a_checkpoint_begins_in_the_same_way(tmp_pa
     assert Population(tmp_path, seed=1).lines != lines
 
 
-def test_an_observer_may_let_a_policy_take_over_another(tmp_path: Path) -> None:
-    found = Population(tmp_path)
-    found.changes()
-    found.run.take_over(1, 2)
-    assert found.changes() == [None, PolicyChange(Hyperparameters(), 2), None]
-
-
 def test_turns_that_were_not_sent_are_forgotten_at_a_restart_and_other_requests_are_not(tmp_path: Path) -> None:
     found = Population(tmp_path)  # its first values are turns
     found.run.withdraw_turns()
