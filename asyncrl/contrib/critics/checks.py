@@ -56,11 +56,11 @@ def _widths_of_blocks(config: TrainConfig) -> Iterator[Problem]:
 def _without(config: TrainConfig, names: Iterable[str]) -> str:
     """The flags that together give these settings their defaults."""
     critic = CriticSettings.of(config).critic
-    of_paper = PAPERS.get(critic, {})
+    paper_values = PAPERS.get(critic, {})
     flags = ["--critic=mlp"] if critic != "mlp" else []
     for name in names:
         value, default = getattr(config, name), TrainConfig.model_fields[name].default
-        if value != default and value != of_paper.get(name, default):
+        if value != default and value != paper_values.get(name, default):
             flags.append(f"--{name}={format_value(default)}")
     return " ".join(flags)
 

@@ -117,7 +117,7 @@ class PopulationTraining(Observer):
             if is_due and members is not None:
                 draw = self._random(idx, self._last_lines[idx]["turn"] + 1)
                 is_reference = idx == 0 and self._folder is None
-                turn = self._rules.take_turn(self._names[idx], members, draw, is_reference=is_reference)
+                turn = self._rules.decide_turn(self._names[idx], members, draw, is_reference=is_reference)
                 self._carry_out(run, idx, turn, members, env_steps, record.env_steps)
 
     def _objective(self, run: Run, scalars: Mapping[str, float], prefix: str) -> float | None:
@@ -136,8 +136,8 @@ class PopulationTraining(Observer):
     def _random(self, policy_idx: int, turn: int) -> random.Random:
         """The random numbers of one turn of one member."""
         member = policy_idx if self._folder is None else zlib.crc32(self._folder.name.encode())
-        of_member = derive_seed(self._config.seed, Stream.OBSERVER, member)
-        return random.Random(derive_seed(of_member, Stream.OBSERVER, turn))
+        member_seed = derive_seed(self._config.seed, Stream.OBSERVER, member)
+        return random.Random(derive_seed(member_seed, Stream.OBSERVER, turn))
 
     def _exchange(self, run: Run, folder: SharedFolder, own: Member, env_steps: int) -> dict[str, Member] | None:
         """Publishes this run in the shared folder and returns all members; None if the folder cannot be used now."""
@@ -186,8 +186,8 @@ class PopulationTraining(Observer):
             self._say_once(run, f"it has ended, training continues: {error}")
             return
         self._last_lines[policy_idx] = line
-        of_learner = {name: value for name, value in turn.values.items() if not name.startswith(SHAPING)}
-        run.change_policy(policy_idx, PolicyChange(Hyperparameters(**of_learner), source, line["turn"]))
+        learner_values = {name: value for name, value in turn.values.items() if not name.startswith(SHAPING)}
+        run.change_policy(policy_idx, PolicyChange(Hyperparameters(**learner_values), source, line["turn"]))
         _give_reward_shaping(run, policy_idx, turn.values)
 
     def _values_of(self, run: Run, policy_idx: int) -> dict[str, float]:

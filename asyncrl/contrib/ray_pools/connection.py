@@ -64,9 +64,9 @@ def find_problem(config: ClusterSettings) -> str | None:
 def _refusal(address: str) -> str | None:
     """Why nobody answers at an address; Ray itself tries for minutes."""
     if address == "auto":
-        of_environment = os.environ.get("RAY_ADDRESS", "")
-        if of_environment.startswith("ray://"):
-            return f"RAY_ADDRESS={of_environment}: the learner's machine must be a node of the cluster, not a client."
+        variable = os.environ.get("RAY_ADDRESS", "")
+        if variable.startswith("ray://"):
+            return f"RAY_ADDRESS={variable}: the learner's machine must be a node of the cluster, not a client."
         return None
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -118,14 +118,17 @@ class Traffic:
 
     def steps_per_s(self, worker_steps_per_s: float, round_trip_s: float = 0.0) -> float:
         """Environment steps of all workers, if neither the learner nor the bandwidth is the limit."""
-        of_a_host = self.workers_per_host * worker_steps_per_s * self.share_of_speed(worker_steps_per_s, round_trip_s)
-        return self.num_local_workers * worker_steps_per_s + self.num_hosts * of_a_host
+        return self.num_local_workers * worker_steps_per_s + self.num_hosts * self._host_steps_per_s(
+            worker_steps_per_s, round_trip_s
+        )
 
     def hosts_needed(self, wanted_steps_per_s: float, worker_steps_per_s: float, round_trip_s: float = 0.0) -> int:
         """Pools with which all workers together make so many environment steps, the local workers included."""
-        of_a_host = self.workers_per_host * worker_steps_per_s * self.share_of_speed(worker_steps_per_s, round_trip_s)
         missing = wanted_steps_per_s - self.num_local_workers * worker_steps_per_s
-        return max(0, math.ceil(missing / of_a_host))
+        return max(0, math.ceil(missing / self._host_steps_per_s(worker_steps_per_s, round_trip_s)))
+
+    def _host_steps_per_s(self, worker_steps_per_s: float, round_trip_s: float) -> float:
+        return self.workers_per_host * worker_steps_per_s * self.share_of_speed(worker_steps_per_s, round_trip_s)
 
     def added_lag(self, steps_per_s: float, round_trip_s: float) -> float:
         """Policy versions by which samples of pools are older because of the round trip, on average.
@@ -204,8 +207,8 @@ class Traffic:
 def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool) -> float:
     """Bytes of a slot, a row or a gradient, divided by its environment steps."""
     if plan.hogwild is not None:  # a gradient is as large as the weights; count, means and variances go with it
-        of_a_gradient = 4 * num_weights + _STATISTICS_BYTES * (spec.observation_size + 2)
-        return of_a_gradient * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
+        gradient_bytes = 4 * num_weights + _STATISTICS_BYTES * (spec.observation_size + 2)
+        return gradient_bytes * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
     if plan.replay is None:
         arrays = [each for each in slot_specs(spec, plan) if each.name not in OWN_WORDS]
         num_steps = plan.num_slots * plan.rollout * plan.envs_per_split

@@ -162,14 +162,14 @@ def _runs_table(read: Sequence[_ReadRun]) -> Table:
         run, summary = each.run, each.summary
         steps = run.records[-1].get("env_steps", 0)
         target = run.config.get("train_for_env_steps")
-        of_target = f" of {target:,}" if isinstance(target, int) else ""
+        limit = f" of {target:,}" if isinstance(target, int) else ""
         fps = summary.get("fps") or each.last("time/fps")
         rows.append(
             (
                 run.name,
                 str(summary.get("status", "no summary: it is training, or was killed")),
                 f"{run.config.get('env', UNKNOWN)}, {run.config.get('algo', UNKNOWN)}",
-                f"{steps:,.0f}{of_target}",
+                f"{steps:,.0f}{limit}",
                 duration(each.last("time/time_elapsed")),
                 _number(fps, ",.0f"),
                 _number(each.last(TRAIN_RETURN), ",.1f"),
@@ -231,9 +231,9 @@ def _returns(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> tuple[
 def _metric_charts(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> Iterator[Chart]:
     """A small chart of each of these metrics that a run has recorded."""
     recorded = {name for run in runs for record in run.records for name in record}
-    of_policies = ("/rollout/ep_rew_mean", "/eval/mean_reward")
+    policy_metrics = ("/rollout/ep_rew_mean", "/eval/mean_reward")
     names = [name for name in _METRICS if name in recorded]
-    names += sorted(name for name in recorded if name.startswith("policy_") and name.endswith(of_policies))
+    names += sorted(name for name in recorded if name.startswith("policy_") and name.endswith(policy_metrics))
     names += sorted(name for name in recorded if name.startswith("episode_extra_stats/"))[:_MOST_EXTRA_STATS]
     for name in names:
         curves: list[tuple[int, Sequence[Curve]]] = []
