@@ -272,17 +272,8 @@ def bridge_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: 
                 reported_at, num_bytes, num_batches = time.monotonic(), bridge.num_bytes, bridge.num_batches
     except RunFailed as failure:
         connection.close()
-        raise RunFailed(
-            f"{title_of(workers)}: {failure.summary}",
-            failure.details,
-            failure.exit_code,
-            failure.is_final,
-            failure.is_death,
-        ) from failure
+        numbers = f"s {workers[0]} to {workers[-1]}" if len(workers) > 1 else f" {workers[0]}"
+        summary = f"the pool of rollout worker{numbers}: {failure.summary}"
+        rest = failure.details, failure.exit_code, failure.is_final, failure.is_death
+        raise RunFailed(summary, *rest) from failure
     bridge.close()
-
-
-def title_of(workers: Sequence[int]) -> str:
-    """A pool in words."""
-    last = f" to {workers[-1]}" if len(workers) > 1 else ""
-    return f"the pool of rollout workers {workers[0]}{last}" if last else f"the pool of rollout worker {workers[0]}"
