@@ -358,7 +358,7 @@ def test_two_runs_with_one_name_cannot_be_members_of_one_population(tmp_path: Pa
         member(tmp_path, "another", pbt_shared_dir=str(file))
 
 
-def test_a_shared_folder_that_is_away_for_a_while_costs_a_turn_and_no_run(tmp_path: Path) -> None:
+def test_unreachable_shared_folder_skips_one_turn(tmp_path: Path) -> None:
     own = member(tmp_path, "own")
     (tmp_path / "shared").rmdir()
     own.record((600,), (1.0,))
