@@ -33,9 +33,6 @@ def find_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if own.has_blocks and config.critic_only_keys:
         text = "--critic_only_keys needs SAC's perceptrons, and there are networks of blocks."
         yield make_problem("critic_only_keys critic", text, _without(config, _NETWORKS))
-    if own.has_blocks and getattr(config, "use_sde", False):  # a setting of another feature
-        text = "--use_sde=True cannot be used with networks of blocks."
-        yield make_problem("use_sde critic", text, "--use_sde=False", _without(config, _NETWORKS))
     if own.hyperspherical_weights and own.batch_renorm:
         text = (
             "--hyperspherical_weights and --batch_renorm both normalize the features of each layer: give one of them."
@@ -59,11 +56,11 @@ def _widths_of_blocks(config: TrainConfig) -> Iterator[Problem]:
 def _without(config: TrainConfig, names: Iterable[str]) -> str:
     """The flags that together give these settings their defaults."""
     critic = CriticSettings.of(config).critic
-    of_paper = PAPERS.get(critic, {})
+    paper_values = PAPERS.get(critic, {})
     flags = ["--critic=mlp"] if critic != "mlp" else []
     for name in names:
         value, default = getattr(config, name), TrainConfig.model_fields[name].default
-        if value != default and value != of_paper.get(name, default):
+        if value != default and value != paper_values.get(name, default):
             flags.append(f"--{name}={format_value(default)}")
     return " ".join(flags)
 

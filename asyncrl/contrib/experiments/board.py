@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.contrib.experiments.runs import PlannedRun, read_progress
@@ -22,19 +21,8 @@ _OTHER_COLUMNS = 56
 _FEWEST_LETTERS = 20
 
 
-@dataclass(frozen=True)
-class Row:
-    """A run on the board, and what it is doing."""
-
-    run: PlannedRun
-    state: str
-
-    def cells(self) -> tuple[str, ...]:
-        """The text of each column."""
-        now, target = read_progress(self.run.folder), self.run.config.train_for_env_steps
-        share = f"{min(1.0, now.env_steps / target):.0%}"
-        figures = (_text(now.fps, ",.0f"), _text(now.train_return, ",.1f"), _text(now.eval_return, ",.1f"))
-        return (self.run.name, self.state, f"{now.env_steps:,}", share, *figures)
+Row = tuple[PlannedRun, str]
+"""A run, and what it is doing."""
 
 
 class Board:
@@ -84,15 +72,24 @@ def _table(title: str, rows: Sequence[Row], width: int, height: int) -> Table:
         table.add_column(name, justify="left" if name in _HEADER[:2] else "right", no_wrap=True)
     shown = rows[: max(_FEWEST_ROWS, height - len(_HEADER))]
     for row in shown:
-        name, *figures = row.cells()
-        table.add_row(_shortened(name, max(_FEWEST_LETTERS, width - _OTHER_COLUMNS)), *figures)
+        name, *others = _cells(row)
+        table.add_row(_shortened(name, max(_FEWEST_LETTERS, width - _OTHER_COLUMNS)), *others)
     if len(shown) < len(rows):
         table.add_row(f"and {len(rows) - len(shown)} more")
     return table
 
 
+def _cells(row: Row) -> tuple[str, ...]:
+    """The text of each column."""
+    run, state = row
+    now, target = read_progress(run.folder), run.config.train_for_env_steps
+    metrics = ((now.fps, ",.0f"), (now.train_return, ",.1f"), (now.eval_return, ",.1f"))
+    texts = ["-" if value is None else format(value, form) for value, form in metrics]
+    return (run.name, state, f"{now.env_steps:,}", f"{min(1.0, now.env_steps / target):.0%}", *texts)
+
+
 def _line(row: Row) -> str:
-    name, state, steps, share, fps, train_return, eval_return = row.cells()
+    name, state, steps, share, fps, train_return, eval_return = _cells(row)
     return f"  {name}: {state}, {steps} steps ({share}), {fps} steps/s, return {train_return}, evaluation {eval_return}"
 
 
@@ -100,7 +97,3 @@ def _shortened(name: str, letters: int) -> str:
     """A name without letters in its middle: its end has the seed."""
     half = (letters - 1) // 2
     return name if len(name) <= letters else f"{name[:half]}…{name[-half:]}"
-
-
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -20,7 +20,7 @@ from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import UNKNOWN, cell, number, rounded, table
 from asyncrl.config.errors import UsageError
 from asyncrl.contrib.experiments.core_sets import Command, CoreSets, Ended
-from asyncrl.contrib.experiments.grid import Evaluation, Grid
+from asyncrl.contrib.experiments.grid import Grid
 from asyncrl.contrib.experiments.ownership import Owner
 from asyncrl.contrib.experiments.runs import (
     PlannedRun,
@@ -121,18 +121,15 @@ class Launch:
         with Owner(folder / "owners") as owner:
             if not owner.claim(folder / "launch"):
                 raise UsageError(f"Another launch makes runs in {folder}: wait for it, or give another --train_dir.")
-            return self._make_all(owner, say, show)
-
-    def _make_all(self, owner: Owner, say: Callable[[str], None], show: Show) -> bool:
-        try:
-            with CoreSets(self._num_core_sets) as core_sets:
-                while self._start_next(core_sets, say) or core_sets.names:
-                    for ended in core_sets.wait(_LOOK_EVERY_S):
-                        self._take(ended, say)
-                    show(self.runs)
-                    owner.touch()
-        finally:
-            self.write_results()
+            try:
+                with CoreSets(self._num_core_sets) as core_sets:
+                    while self._start_next(core_sets, say) or core_sets.names:
+                        for ended in core_sets.wait(_LOOK_EVERY_S):
+                            self._end_command(ended, say)
+                        show(self.runs)
+                        owner.touch()
+            finally:
+                self._write_results()
         return not any(each.state == "failed" for each in self.runs)
 
     def table(self) -> str:
@@ -157,7 +154,7 @@ class Launch:
             rows.append([*row, _median(finished, "fps", number)])
         return table(header, rows)
 
-    def write_results(self) -> None:
+    def _write_results(self) -> None:
         """Writes `results.md` and `results.json`, which has an entry for each run."""
         folder = self._grid.train_dir
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,9 +188,9 @@ class Launch:
         over: list[str] = []
         for each in self.runs:
             changes = changed_settings(each.run)
-            if (not changes or if_changed == "show") and is_finished(each.run):
-                each.state = "trained" if self._lacks_evaluation(each.run) else "finished"
             if not changes or if_changed == "show":
+                if is_finished(each.run):
+                    each.state = "trained" if self._lacks_evaluation(each.run) else "finished"
                 continue
             changed[each.run.name] = ", ".join(map(str, changes))
             if if_changed == "resume" and has_reached_limit(each.run):
@@ -203,21 +200,19 @@ class Launch:
             else:
                 each.once = tuple(as_flag(change.name, change.now) for change in changes)
         if over:
-            lines = [
-                f"{name} has reached its limit, so nothing of it would be trained with {changed[name]}."
-                for name in over
-            ]
-            choices = (
-                "Give a larger train_for_env_steps or train_for_seconds, or --changed=repeat to make such runs again."
+            raise _refused(
+                [
+                    f"{name} has reached its limit, so nothing of it would be trained with {changed[name]}."
+                    for name in over
+                ],
+                "Give a larger train_for_env_steps or train_for_seconds, or --changed=repeat to make such runs again.",
             )
-            raise _refused(lines, choices)
         if changed and if_changed == "refuse":
-            lines = [f"{name} was made with other settings: {text}." for name, text in changed.items()]
-            choices = (
+            raise _refused(
+                [f"{name} was made with other settings: {text}." for name, text in changed.items()],
                 "Give --changed=repeat to make such runs again (the old ones are kept as NAME_old), --changed=resume "
-                "to continue them with the new settings, or another --train_dir."
+                "to continue them with the new settings, or another --train_dir.",
             )
-            raise _refused(lines, choices)
 
     def _check_environments(self) -> None:
         """Checks the first run of each environment as training would, before any run starts."""
@@ -244,21 +239,21 @@ class Launch:
                 each.state = "training"
             else:
                 assert self._grid.evaluation is not None
-                core_sets.start(_evaluating(each.run, self._grid.evaluation))
+                log = _evaluation_log(each.run)
+                log.unlink(missing_ok=True)
+                arguments = (*each.run.place, *self._grid.evaluation.flags, "--json")
+                core_sets.start(Command(each.run.name, "asyncrl.evaluate", arguments, log))
                 each.state = "evaluating"
         return False
 
-    def _take(self, ended: Ended, say: Callable[[str], None]) -> None:
+    def _end_command(self, ended: Ended, say: Callable[[str], None]) -> None:
         each = next(each for each in self.runs if each.run.name == ended.name)
-        was = each.state
-        log = output_file(each.run.train_dir, each.run.name)
-        if was == "evaluating":
-            log = _evaluation_log(each.run)
+        is_training = each.state == "training"
+        log = output_file(each.run.train_dir, each.run.name) if is_training else _evaluation_log(each.run)
         if ended.exit_code == 0:
-            if was == "evaluating":
+            if not is_training:
                 write_text_atomically(_evaluation_file(each.run), self._with_flags(log))
-            needs_more = was == "training" and self._lacks_evaluation(each.run)
-            each.state = "trained" if needs_more else "finished"
+            each.state = "trained" if is_training and self._lacks_evaluation(each.run) else "finished"
             if each.state == "finished":
                 say(f"{each.run.name}: finished, {self._in_words(each)}")
             return
@@ -270,7 +265,7 @@ class Launch:
             return
         if not changed_settings(each.run):  # otherwise it failed before it moved or changed the earlier run
             each.once = ()
-        each.state = "waiting" if was == "training" else "trained"
+        each.state = "waiting" if is_training else "trained"
         say(f"{each.run.name}: {each.error}; it is started again")
 
     def _lacks_evaluation(self, run: PlannedRun) -> bool:
@@ -328,12 +323,6 @@ def _refused(lines: Sequence[str], choices: str) -> UsageError:
 def _median(results: Sequence[Mapping[str, Any]], name: str, form: Callable[[float], str]) -> str:
     values = [result[name] for result in results if result.get(name) is not None]
     return cell(spread(values), form) if values else UNKNOWN
-
-
-def _evaluating(run: PlannedRun, evaluation: Evaluation) -> Command:
-    log = _evaluation_log(run)
-    log.unlink(missing_ok=True)
-    return Command(run.name, "asyncrl.evaluate", (*run.place, *evaluation.flags, "--json"), log)
 
 
 def _evaluation_file(run: PlannedRun) -> Path:

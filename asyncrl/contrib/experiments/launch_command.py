@@ -19,7 +19,7 @@ from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.config.value_types import GivenPath
-from asyncrl.contrib.experiments.board import Board, Row
+from asyncrl.contrib.experiments.board import Board
 from asyncrl.contrib.experiments.grid import read_grid
 from asyncrl.contrib.experiments.job_files import FILE_NAMES, Format, job_file
 from asyncrl.contrib.experiments.launch import IfChanged, Launch, LaunchedRun
@@ -85,7 +85,12 @@ class _LaunchCommand(Command[_Options]):
         start_dropping_unread_output()
         print(f"{len(launch.runs)} runs in {grid.train_dir}: {_counts(launch.runs)}", flush=True)
         with Board() as board:
-            has_succeeded = launch.make_all(board.say, lambda runs: board.show(_counts(runs), _rows(runs)))
+
+            def show(runs: Sequence[LaunchedRun]) -> None:
+                shown = [(each.run, each.state) for each in runs if each.state in ("training", "evaluating", "failed")]
+                board.show(_counts(runs), shown)
+
+            has_succeeded = launch.make_all(board.say, show)
         print(launch.table(), flush=True)
         print(f"table: {grid.train_dir / 'results.md'}", flush=True)
         return 0 if has_succeeded else 1
@@ -115,10 +120,6 @@ def _write_job_file(launch: Launch, options: _Options, job_format: Format) -> in
 def _counts(runs: Sequence[LaunchedRun]) -> str:
     counts = Counter("waiting" if each.state == "trained" else each.state for each in runs)
     return ", ".join(f"{count} {state}" for state, count in counts.items())
-
-
-def _rows(runs: Sequence[LaunchedRun]) -> list[Row]:
-    return [Row(each.run, each.state) for each in runs if each.state in ("training", "evaluating", "failed")]
 
 
 main = _LaunchCommand().main

@@ -62,8 +62,8 @@ class Owner:
         return False
 
     @property
-    def has_company(self) -> bool:
-        """Whether another process lives that works in the same place."""
+    def has_other_owners(self) -> bool:
+        """Whether another living process has a file in the folder."""
         others = (path.name for path in self._folder.iterdir() if path.name != self.name)
         return any(self.is_alive(name) for name in others)
 

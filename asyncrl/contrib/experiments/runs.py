@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.records import ELAPSED, EVAL_RETURN, STEPS, TRAIN_RETURN
+from asyncrl.analysis.records import EVAL_RETURN, STEPS, TRAIN_RETURN
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.fixed_settings import Change, changes
 from asyncrl.config.loading import LoadedConfig, load
@@ -67,13 +67,12 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Progress:
-    """The newest figures of a run; None for what was not recorded yet."""
+    """The newest metrics of a run; None for what was not recorded yet."""
 
     env_steps: int = 0
     train_return: float | None = None
     eval_return: float | None = None
     fps: float | None = None
-    elapsed_s: float | None = None
 
 
 def load_run(flags: Sequence[str], *, lenient: bool = False) -> LoadedConfig:
@@ -242,7 +241,7 @@ def _changes_since(saved: TrainConfig, run: PlannedRun) -> list[Change]:
 
 
 def read_progress(folder: RunFolder) -> Progress:
-    """Reads the newest figures from the end of metrics.jsonl."""
+    """Reads the newest metrics from the end of metrics.jsonl."""
     try:
         with folder.metrics.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -258,4 +257,4 @@ def read_progress(folder: RunFolder) -> Progress:
             continue
         newest.update((name, value) for name, value in record.items() if value is not None)
         env_steps = max(env_steps, newest.get(STEPS, 0))  # the record of an evaluation is of an earlier step
-    return Progress(env_steps, *(newest.get(name) for name in (TRAIN_RETURN, EVAL_RETURN, _FPS, ELAPSED)))
+    return Progress(env_steps, *(newest.get(name) for name in (TRAIN_RETURN, EVAL_RETURN, _FPS)))

@@ -203,14 +203,10 @@ def _read(name: str, values: Mapping[str, Any]) -> SearchedSetting:
     if "values" in values:
         return SearchedSetting(name, values=tuple(values["values"]))
     low, high, scale = values["low"], values["high"], values.get("scale", "linear")
-    is_whole = isinstance(low, int) and isinstance(high, int) and _takes_whole_numbers(name)
+    setting = all_settings().get(name)  # of an unknown one the ends of the range decide
+    takes_whole_numbers = setting is None or "a whole number" in setting.expected
+    is_whole = isinstance(low, int) and isinstance(high, int) and takes_whole_numbers
     return SearchedSetting(name, low, high, scale, is_whole)
-
-
-def _takes_whole_numbers(name: str) -> bool:
-    """Whether a setting takes whole numbers; of an unknown setting the ends of the range decide."""
-    setting = all_settings().get(name)
-    return setting is None or "a whole number" in setting.expected
 
 
 def _text(value: Any) -> str:

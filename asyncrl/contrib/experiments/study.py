@@ -226,7 +226,7 @@ class Study:
             else:  # perhaps another process is just starting it
                 started = trial.datetime_start or datetime.now()
                 is_new = (datetime.now() - started).total_seconds() < SILENCE_S
-                is_alive = is_new and self._owner.has_company
+                is_alive = is_new and self._owner.has_other_owners
             if is_alive:
                 continue
             try:

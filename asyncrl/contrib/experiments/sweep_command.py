@@ -22,7 +22,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, help_page, option, option_flags, parse_options, split_flags
 from asyncrl.config.loading import load
 from asyncrl.config.settings import all_settings, read_mapping
-from asyncrl.contrib.experiments.board import Board, Row
+from asyncrl.contrib.experiments.board import Board
 from asyncrl.contrib.experiments.objective import Kind, Objective
 from asyncrl.contrib.experiments.runs import as_flag
 from asyncrl.contrib.experiments.search_space import find_space, read_space
@@ -33,8 +33,8 @@ from asyncrl.processes.reader import start_dropping_unread_output
 from asyncrl.storage.locating import TRAIN_DIR
 from asyncrl.storage.run_folder import checked_run_path
 
-_OF_OBJECTIVE = {"objective": "kind", "threshold": "threshold", "baseline": "baseline"}
-_OF_DEFINITION = {"sampler": "sampler", "pruner": "pruner", "search_seed": "seed"}
+_OBJECTIVE_FIELDS = {"objective": "kind", "threshold": "threshold", "baseline": "baseline"}
+_DEFINITION_FIELDS = {"sampler": "sampler", "pruner": "pruner", "search_seed": "seed"}
 """Fields of `Objective` and of `Definition`, by flag."""
 
 INSTEAD = {
@@ -143,7 +143,7 @@ def _sweep(options: _Options, texts: dict[str, str]) -> int:
     start_dropping_unread_output()
     with Board() as board:
         outcome = sweep.run(
-            board.say, lambda runs: board.show(f"{len(runs)} runs", [Row(run, "training") for run in runs])
+            board.say, lambda runs: board.show(f"{len(runs)} runs", [(run, "training") for run in runs])
         )
     if outcome == "continued elsewhere":
         return 0
@@ -160,15 +160,14 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
     saved = read_definition(folder)
     if saved is not None and not texts:
         given = {name: getattr(options, name) for name in options.model_fields_set}
-        of_objective = {field: given[flag] for flag, field in _OF_OBJECTIVE.items() if flag in given}
-        own = {field: given[flag] for flag, field in _OF_DEFINITION.items() if flag in given}
+        goal = {field: given[flag] for flag, field in _OBJECTIVE_FIELDS.items() if flag in given}
+        own = {field: given[flag] for flag, field in _DEFINITION_FIELDS.items() if flag in given}
         space = saved.space
         if "space" in given:
             space = dict(read_mapping(find_space(options.space)))
             _leave_out(space, saved.flags)
-        return dataclasses.replace(
-            saved, space=space, objective=dataclasses.replace(saved.objective, **of_objective), **own
-        )
+        objective = dataclasses.replace(saved.objective, **goal)
+        return dataclasses.replace(saved, space=space, objective=objective, **own)
     if "env" not in texts and "config" not in texts:
         raise UsageError(
             "--env is required for a new study: give the environment to search settings for, such as --env=CartPole-v1 "

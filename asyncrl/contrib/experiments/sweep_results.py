@@ -1,4 +1,4 @@
-"""What a sweep leaves: a table of its trials, the importance of each setting, and the best settings as a file."""
+"""Files written by a sweep: a table of its trials, the importance of each setting, and the best settings as a file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from asyncrl.envs.tensors import ChoicesToOneHot, LeafToEnv
 from asyncrl.inference.policy import ExportDiffers
 from asyncrl.models.activations import tanh_
 from asyncrl.models.actor_critic import ForwardResult
-from asyncrl.models.distributions import ActionDistribution, Deterministic, DiagonalGaussian, Joint
+from asyncrl.models.distributions import Deterministic, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.factory import ActingModel
 
@@ -134,7 +134,8 @@ class ExportedPolicy(nn.Module):
             elif isinstance(part, Deterministic):
                 chosen.append(own)
             else:
-                chosen.append(_choices_of(part, own + drawn))
+                logits = torch.unflatten(own + drawn, 1, (part.num_actions, -1))
+                chosen.append(logits.argmax(-1).to(torch.float32))
         return torch.cat(chosen, dim=1)
 
 
@@ -237,11 +238,6 @@ def _numbers_of(part: ObservationPart, values: Tensor) -> Tensor:
     if part.kind != "choices":
         return flat.to(torch.float32)
     return ChoicesToOneHot(part, values.device)(values)
-
-
-def _choices_of(part: ActionDistribution, logits: Tensor) -> Tensor:
-    """The choices `[B, count]` with the largest of their logits."""
-    return torch.unflatten(logits, 1, (part.num_actions, -1)).argmax(-1).to(torch.float32)
 
 
 def _name(kind: str, path: tuple[PathKey, ...]) -> str:

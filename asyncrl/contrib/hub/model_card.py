@@ -61,6 +61,7 @@ def format_card(
         name = "return" if len(results) == 1 else f"return of policy {policy_idx}"
         rows[name] = f"{_mean_and_deviation(result)} over {result['episodes']} episodes, with sampled actions"
     name = repo.partition("/")[2]
+    values, defaults = config.model_dump(mode="json", exclude=set(OF_ONE_START)), type(config)().model_dump(mode="json")
     address, chosen = f"{SCHEME}{repo}", ', which="best"' if which == "best" else ""
     lines = [
         "---",
@@ -102,7 +103,7 @@ def format_card(
         "## Settings that differ from the defaults",
         "",
         "```yaml",
-        dump_mapping(_given(config)).rstrip(),
+        dump_mapping({name: value for name, value in values.items() if value != defaults[name]}).rstrip(),
         "```",
         "",
     ]
@@ -118,9 +119,3 @@ def _mean_and_deviation(result: Mapping[str, Any]) -> str:
     """The form in which leaderboards of the Hub read a return."""
     deviation = result["std_reward"]
     return f"{result['mean_reward']:.2f}" + ("" if deviation is None else f" +/- {deviation:.2f}")
-
-
-def _given(config: TrainConfig) -> dict[str, Any]:
-    usual = type(config)().model_dump(mode="json")
-    values = config.model_dump(mode="json", exclude=set(OF_ONE_START))
-    return {name: value for name, value in values.items() if value != usual[name]}

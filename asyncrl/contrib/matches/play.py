@@ -90,8 +90,8 @@ class MatchResult:
     def to_data(self) -> dict[str, Any]:
         """JSON values of the result."""
         counts = {"episodes": len(self.returns), "won": self.won, "drawn": self.drawn, "lost": self.lost}
-        of_agent = {"opponent": self.opponent, "agent": self.agent, **counts}
-        return {**of_agent, "won_ci95": self.won_ci95, "mean_reward": self.mean_return}
+        match = {"opponent": self.opponent, "agent": self.agent, **counts}
+        return {**match, "won_ci95": self.won_ci95, "mean_reward": self.mean_return}
 
 
 def seats_of(spec: EnvSpec) -> list[list[int]]:

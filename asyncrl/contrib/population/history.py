@@ -120,10 +120,10 @@ def read_population(runs: Sequence[Run]) -> PopulationHistory:
         turns = read_json_lines(path)
         if not turns:
             raise UsageError(f"Run {run.name} has no {path.name}: it was not trained with --with_pbt=True.")
-        of_policies = sorted({turn["policy"] for turn in turns})
+        policies = sorted({turn["policy"] for turn in turns})
         target = f"episode_extra_stats/{run.config.get('pbt_target_objective')}"
-        for policy in of_policies:
-            prefix, name = (f"policy_{policy}/", f"policy_{policy}") if len(of_policies) > 1 else ("", run.name)
+        for policy in policies:
+            prefix, name = (f"policy_{policy}/", f"policy_{policy}") if len(policies) > 1 else ("", run.name)
             recorded = target if any(prefix + target in record for record in run.records) else TRAIN_RETURN
             if recorded == target:
                 objective = target.partition("/")[2]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.analysis.records import read_json_lines
 from asyncrl.buffers.control import FROM_FILE, LAST_TURN, TAKEOVER_FILE, PolicyChange
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
@@ -73,7 +74,8 @@ class PopulationTraining(Observer):
         self._names = [prefix.rstrip("/") for prefix in self._prefixes] if self._folder is None else [self._folder.name]
         checkpoints: Sequence[Path | None] = run.start.checkpoints or [run.start.checkpoint] * num_policies
         last_turns = [-1 if path is None else load_state(path).get(LAST_TURN, -1) for path in checkpoints]
-        lines = [line for line in _read_lines(self._path) if line["turn"] <= last_turns[line["policy"]]]
+        # A broken last line, as a killed run leaves it, was not carried out.
+        lines = [line for line in read_json_lines(self._path) if line["turn"] <= last_turns[line["policy"]]]
         write_text_atomically(self._path, "".join(map(_as_text, lines)))
         self._last_lines = {line["policy"]: line for line in lines}
         self._published_at = 0  # environment steps, of the shared folder
@@ -115,7 +117,7 @@ class PopulationTraining(Observer):
             if is_due and members is not None:
                 draw = self._random(idx, self._last_lines[idx]["turn"] + 1)
                 is_reference = idx == 0 and self._folder is None
-                turn = self._rules.take_turn(self._names[idx], members, draw, is_reference=is_reference)
+                turn = self._rules.decide_turn(self._names[idx], members, draw, is_reference=is_reference)
                 self._carry_out(run, idx, turn, members, env_steps, record.env_steps)
 
     def _objective(self, run: Run, scalars: Mapping[str, float], prefix: str) -> float | None:
@@ -134,8 +136,8 @@ class PopulationTraining(Observer):
     def _random(self, policy_idx: int, turn: int) -> random.Random:
         """The random numbers of one turn of one member."""
         member = policy_idx if self._folder is None else zlib.crc32(self._folder.name.encode())
-        of_member = derive_seed(self._config.seed, Stream.OBSERVER, member)
-        return random.Random(derive_seed(of_member, Stream.OBSERVER, turn))
+        member_seed = derive_seed(self._config.seed, Stream.OBSERVER, member)
+        return random.Random(derive_seed(member_seed, Stream.OBSERVER, turn))
 
     def _exchange(self, run: Run, folder: SharedFolder, own: Member, env_steps: int) -> dict[str, Member] | None:
         """Publishes this run in the shared folder and returns all members; None if the folder cannot be used now."""
@@ -184,8 +186,8 @@ class PopulationTraining(Observer):
             self._say_once(run, f"it has ended, training continues: {error}")
             return
         self._last_lines[policy_idx] = line
-        of_learner = {name: value for name, value in turn.values.items() if not name.startswith(SHAPING)}
-        run.change_policy(policy_idx, PolicyChange(Hyperparameters(**of_learner), source, line["turn"]))
+        learner_values = {name: value for name, value in turn.values.items() if not name.startswith(SHAPING)}
+        run.change_policy(policy_idx, PolicyChange(Hyperparameters(**learner_values), source, line["turn"]))
         _give_reward_shaping(run, policy_idx, turn.values)
 
     def _values_of(self, run: Run, policy_idx: int) -> dict[str, float]:
@@ -206,9 +208,3 @@ def _give_reward_shaping(run: Run, policy_idx: int, values: Mapping[str, float])
 
 def _as_text(line: Mapping[str, Any]) -> str:
     return json.dumps(line) + "\n"
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The turns of a history; a broken last line, as a killed run leaves it, was not carried out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.split("\n")[:-1]]

@@ -74,7 +74,7 @@ class PopulationRules:
         }
         return {name: value for name, value in values.items() if value is not None}
 
-    def take_turn(
+    def decide_turn(
         self, name: str, members: Mapping[str, Member], draw: random.Random, *, is_reference: bool = False
     ) -> Turn:
         """Decides what becomes of a member.

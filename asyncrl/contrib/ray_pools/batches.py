@@ -37,7 +37,7 @@ class SentSlots:
 
     Attributes:
         slots: their numbers.
-        content: their bytes, [slots, bytes of a slot], as `SlotCodec` packs them.
+        content: their bytes, [slots, bytes of a slot], see `slot_record`.
     """
 
     slots: Sequence[int]
@@ -236,6 +236,32 @@ class PackedObservations(PackedField):
             else:
                 target[...] = content[start:stop].reshape(target.shape)
             start = stop
+
+
+class PackedRecord:
+    """Several fields whose items travel one behind the other.
+
+    Attributes:
+        num_bytes: of an item of all fields.
+    """
+
+    def __init__(self, fields: Sequence[PackedField]) -> None:
+        self._fields = fields
+        self.num_bytes = sum(field.num_bytes for field in fields)
+
+    def pack(self, item: int, out: Bytes) -> None:
+        """Copies an item of each field to `out` [num_bytes]."""
+        start = 0
+        for field in self._fields:
+            field.pack(item, out[start : start + field.num_bytes])
+            start += field.num_bytes
+
+    def unpack(self, content: Bytes, item: int) -> None:
+        """Writes `content` [num_bytes] into an item of each field."""
+        start = 0
+        for field in self._fields:
+            field.unpack(content[start : start + field.num_bytes], item)
+            start += field.num_bytes
 
 
 def float16_row_bytes(layout: ObservationLayout) -> int:

@@ -29,7 +29,7 @@ import numpy as np
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.contrib.ray_pools.batches import Batch, Receiver
-from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS, Connection, RayConnection
+from asyncrl.contrib.ray_pools.connection import NUM_REQUESTS, RayConnection
 from asyncrl.contrib.ray_pools.ends import ends_of
 from asyncrl.contrib.ray_pools.pool import PoolStart
 from asyncrl.contrib.ray_pools.sent_rows import pool_specs
@@ -95,7 +95,7 @@ class PoolBridge:
         setup: RunSetup,
         workers: Sequence[int],
         receiver: Receiver,
-        connection: Connection,
+        connection: RayConnection,
         waker: Waker,
         learner: Waker,
         send: Callable[[Report], None],
@@ -213,7 +213,7 @@ class PoolBridge:
         return request
 
     def _record_time(self, request: _Request) -> bool:
-        """Whether a call that returns the pool's time was answered; notes that time."""
+        """Whether a call that returns the pool's time was answered; records that time."""
         if not request.future.done():
             return False
         pool_time: float = self._result(request)
@@ -272,17 +272,8 @@ def bridge_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: 
                 reported_at, num_bytes, num_batches = time.monotonic(), bridge.num_bytes, bridge.num_batches
     except RunFailed as failure:
         connection.close()
-        raise RunFailed(
-            f"{title_of(workers)}: {failure.summary}",
-            failure.details,
-            failure.exit_code,
-            failure.is_final,
-            failure.is_death,
-        ) from failure
+        numbers = f"s {workers[0]} to {workers[-1]}" if len(workers) > 1 else f" {workers[0]}"
+        summary = f"the pool of rollout worker{numbers}: {failure.summary}"
+        rest = failure.details, failure.exit_code, failure.is_final, failure.is_death
+        raise RunFailed(summary, *rest) from failure
     bridge.close()
-
-
-def title_of(workers: Sequence[int]) -> str:
-    """A pool in words."""
-    last = f" to {workers[-1]}" if len(workers) > 1 else ""
-    return f"the pool of rollout workers {workers[0]}{last}" if last else f"the pool of rollout worker {workers[0]}"

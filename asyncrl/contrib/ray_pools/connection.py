@@ -13,7 +13,7 @@ import sys
 import threading
 from concurrent import futures
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from asyncrl.contrib.ray_pools.pool import Pool, PoolStart
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
@@ -36,19 +36,6 @@ _INLINE = {"RAY_max_direct_call_object_size": "8000000"}
 of Ray: the other machine learns where they are before it asks for them, so they arrive a round trip later."""
 _NO_TOKEN = "InvalidAuthToken"
 """What Ray writes if it is refused. `ray start` asks for a token where there is one, other programs do not send it."""
-
-
-class Connection(Protocol):
-    """A pool somewhere else."""
-
-    def call(self, method: str, *args: Any) -> Future[Any]:
-        """Calls a method of the pool; calls may be carried out in another order."""
-
-    def explain(self, error: Exception) -> RunFailed:
-        """What the exception of a future means for the run."""
-
-    def close(self) -> None:
-        """Ends the pool, which may have ended before."""
 
 
 def find_problem(config: ClusterSettings) -> str | None:
@@ -77,9 +64,9 @@ def find_problem(config: ClusterSettings) -> str | None:
 def _refusal(address: str) -> str | None:
     """Why nobody answers at an address; Ray itself tries for minutes."""
     if address == "auto":
-        of_environment = os.environ.get("RAY_ADDRESS", "")
-        if of_environment.startswith("ray://"):
-            return f"RAY_ADDRESS={of_environment}: the learner's machine must be a node of the cluster, not a client."
+        variable = os.environ.get("RAY_ADDRESS", "")
+        if variable.startswith("ray://"):
+            return f"RAY_ADDRESS={variable}: the learner's machine must be a node of the cluster, not a client."
         return None
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -140,10 +127,12 @@ class RayConnection:
             raise RunFailed(text, is_final=True) from error
 
     def call(self, method: str, *args: Any) -> Future[Any]:
+        """Calls a method of the pool; calls may be carried out in another order."""
         future: Future[Any] = getattr(self._actor, method).remote(*args).future()
         return future
 
     def explain(self, error: Exception) -> RunFailed:
+        """What the exception of a call's future means for the run."""
         from ray.exceptions import ActorUnschedulableError, RayActorError, RuntimeEnvSetupError
 
         # The next attempt would fail in the same way.
@@ -155,6 +144,7 @@ class RayConnection:
         return RunFailed(f"its actor {outcome}: {_line_of(error, 0)}", is_death=True)
 
     def close(self) -> None:
+        """Ends the pool, which may have ended before."""
         with contextlib.suppress(Exception):  # the cluster may have ended
             self._ray.kill(self._actor)
         self._ray.shutdown()

@@ -27,7 +27,15 @@ from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.contrib.ray_pools.batches import BATCH_BYTES, Bytes, PackedField, Sender, SentRows, pack_observations
+from asyncrl.contrib.ray_pools.batches import (
+    BATCH_BYTES,
+    Bytes,
+    PackedField,
+    PackedRecord,
+    Sender,
+    SentRows,
+    pack_observations,
+)
 from asyncrl.run.setup import RunSetup
 
 FIELDS = ("action", "reward", "terminated", "truncated", "valid", "policy_version")
@@ -67,9 +75,10 @@ class RowCodec:
         self._capacity: int
         self._num_flags: int
         self._num_splits, self._capacity, self._num_flags = self._truncated.shape
-        self._fields = [PackedField(self._flat(arena, name)) for name in FIELDS]
+        self._step = PackedRecord([PackedField(self._flat(arena, name)) for name in FIELDS])
         self._obs = pack_observations(self._flat(arena, "obs"), setup)
-        self.row_bytes = self._num_flags + sum(field.num_bytes for field in self._fields) + self._obs.num_bytes
+        self._stop = self._num_flags + self._step.num_bytes
+        self.row_bytes = self._stop + self._obs.num_bytes
 
     def _flat(self, arena: Arena, name: str) -> npt.NDArray[Any]:
         array = arena.array(f"replay.{name}")
@@ -79,22 +88,17 @@ class RowCodec:
         """The bytes of rows, given by split and number: [rows, row_bytes]."""
         content = np.empty((len(rows), self.row_bytes), np.uint8)
         for out, (split_idx, row) in zip(content, rows, strict=True):
-            start = self._num_flags
-            out[:start] = self._truncated[split_idx, (row - 1) % self._capacity]
-            for field in self._fields:
-                field.pack(self._place(split_idx, row), out[start : start + field.num_bytes])
-                start += field.num_bytes
-            self._obs.pack(self._place(split_idx, row + 1), out[start:])
+            out[: self._num_flags] = self._truncated[split_idx, (row - 1) % self._capacity]
+            self._step.pack(self._place(split_idx, row), out[self._num_flags : self._stop])
+            self._obs.pack(self._place(split_idx, row + 1), out[self._stop :])
         return content
 
     def unpack(self, content: Bytes, split_idx: int, row: int) -> None:
         """Writes the bytes of one row, [row_bytes]."""
-        start = self._num_flags
-        self._truncated[split_idx, (row - 1) % self._capacity] |= content[:start].view(np.bool_)
-        for field in self._fields:
-            field.unpack(content[start : start + field.num_bytes], self._place(split_idx, row))
-            start += field.num_bytes
-        self._obs.unpack(content[start:], self._place(split_idx, row + 1))
+        flags = content[: self._num_flags].view(np.bool_)
+        self._truncated[split_idx, (row - 1) % self._capacity] |= flags
+        self._step.unpack(content[self._num_flags : self._stop], self._place(split_idx, row))
+        self._obs.unpack(content[self._stop :], self._place(split_idx, row + 1))
 
     def pack_obs(self, split_idx: int, row: int) -> Bytes:
         """The bytes of the observations of a row."""

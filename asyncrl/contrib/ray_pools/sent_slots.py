@@ -19,7 +19,14 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.contrib.ray_pools.batches import BATCH_BYTES, Bytes, PackedField, Sender, SentSlots, pack_observations
+from asyncrl.contrib.ray_pools.batches import (
+    BATCH_BYTES,
+    PackedField,
+    PackedRecord,
+    Sender,
+    SentSlots,
+    pack_observations,
+)
 from asyncrl.learner.slot_ledger import Columns, SlotExchange, SlotLedger
 from asyncrl.run.setup import RunSetup
 
@@ -28,39 +35,17 @@ OWN_WORDS = ("slots.state", "slots.owner")
 """Arrays of slots that do not travel: each arena has its own."""
 
 
-class SlotCodec:
-    """Copies slots between an arena and bytes: all arrays of a slot one behind the other, but state and owner.
-
-    Attributes:
-        slot_bytes: size of a slot.
-    """
-
-    def __init__(self, setup: RunSetup) -> None:
-        arena = setup.arena
-        names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in OWN_WORDS]
-        self._fields = [
+def slot_record(setup: RunSetup) -> PackedRecord:
+    """Copies slots between an arena and bytes: all arrays of a slot one behind the other, but state and owner."""
+    arena = setup.arena
+    names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in OWN_WORDS]
+    return PackedRecord(
+        [
             pack_observations(arena.array(name), setup) if name == _OBSERVATIONS else PackedField(arena.array(name))
             for name in names
             if arena.array(name).size > 0
         ]
-        self.slot_bytes = sum(field.num_bytes for field in self._fields)
-
-    def pack(self, slots: Sequence[int]) -> Bytes:
-        """The bytes of slots, [slots, slot_bytes]."""
-        content = np.empty((len(slots), self.slot_bytes), np.uint8)
-        for row, slot in zip(content, slots, strict=True):
-            start = 0
-            for field in self._fields:
-                field.pack(slot, row[start : start + field.num_bytes])
-                start += field.num_bytes
-        return content
-
-    def unpack(self, content: Bytes, slot: int) -> None:
-        """Writes the bytes of one slot, [slot_bytes], into the slot."""
-        start = 0
-        for field in self._fields:
-            field.unpack(content[start : start + field.num_bytes], slot)
-            start += field.num_bytes
+    )
 
 
 class SlotReceiver:
@@ -69,7 +54,7 @@ class SlotReceiver:
     def __init__(self, setup: RunSetup, workers: Sequence[int]) -> None:
         arena = setup.arena
         self._slots = TrajectorySlots(arena)
-        self._codec = SlotCodec(setup)
+        self._record = slot_record(setup)
         self._granted = [IndexRing(arena, f"granted.{worker_idx}") for worker_idx in workers]
         self._ready = {worker_idx: IndexRing(arena, f"ready.{worker_idx}") for worker_idx in workers}
         self._worker_num_splits = setup.plan.worker_num_splits
@@ -85,7 +70,7 @@ class SlotReceiver:
     def write(self, payload: SentSlots, offset_s: float) -> None:
         for content, slot in zip(payload.content, payload.slots, strict=True):
             split_idx = self._slots.owner[slot]
-            self._codec.unpack(content, slot)
+            self._record.unpack(content, slot)
             self._slots.chosen_at[slot] -= offset_s
             self._slots.finish(slot, split_idx)
             self._ready[split_idx // self._worker_num_splits].push(slot)
@@ -133,8 +118,8 @@ class SlotSender(Sender):
         arena, plan, nobody = setup.arena, setup.plan, Waker()
         slots = TrajectorySlots(arena)
         slots.reset()
-        self._codec = SlotCodec(setup)
-        self._ledger = PermitLedger(slots, plan, self._codec.slot_bytes)
+        self._record = slot_record(setup)
+        self._ledger = PermitLedger(slots, plan, self._record.num_bytes)
         self._exchange = SlotExchange(
             ledger=self._ledger,
             ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
@@ -160,6 +145,8 @@ class SlotSender(Sender):
         if columns is None:
             return None
         slots = [part.slot for part in columns]
-        sent = SentSlots(slots, self._codec.pack(slots))
+        content = np.empty((len(slots), self._record.num_bytes), np.uint8)
+        for out, slot in zip(content, slots, strict=True):
+            self._record.pack(slot, out)
         self._exchange.release(columns)
-        return sent
+        return SentSlots(slots, content)

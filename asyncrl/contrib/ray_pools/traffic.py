@@ -23,23 +23,6 @@ _BYTES_PER_S_OF_MBIT = 1e6 / 8
 
 
 @dataclass(frozen=True)
-class Network:
-    """What the user knows of the network and the machines.
-
-    Attributes:
-        bandwidth_mbit: Mbit/s of the learner's machine, each way.
-        round_trip_ms: between the learner's machine and a pool.
-        worker_steps_per_s: environment steps that a worker makes if it never waits.
-        wanted_steps_per_s: environment steps that all workers together are to make.
-    """
-
-    bandwidth_mbit: float | None = None
-    round_trip_ms: float = 0.0
-    worker_steps_per_s: float | None = None
-    wanted_steps_per_s: float | None = None
-
-
-@dataclass(frozen=True)
 class Traffic:
     """Bytes each way, without what the network itself adds, and what a run's speed follows from.
 
@@ -135,14 +118,17 @@ class Traffic:
 
     def steps_per_s(self, worker_steps_per_s: float, round_trip_s: float = 0.0) -> float:
         """Environment steps of all workers, if neither the learner nor the bandwidth is the limit."""
-        of_a_host = self.workers_per_host * worker_steps_per_s * self.share_of_speed(worker_steps_per_s, round_trip_s)
-        return self.num_local_workers * worker_steps_per_s + self.num_hosts * of_a_host
+        return self.num_local_workers * worker_steps_per_s + self.num_hosts * self._host_steps_per_s(
+            worker_steps_per_s, round_trip_s
+        )
 
     def hosts_needed(self, wanted_steps_per_s: float, worker_steps_per_s: float, round_trip_s: float = 0.0) -> int:
         """Pools with which all workers together make so many environment steps, the local workers included."""
-        of_a_host = self.workers_per_host * worker_steps_per_s * self.share_of_speed(worker_steps_per_s, round_trip_s)
         missing = wanted_steps_per_s - self.num_local_workers * worker_steps_per_s
-        return max(0, math.ceil(missing / of_a_host))
+        return max(0, math.ceil(missing / self._host_steps_per_s(worker_steps_per_s, round_trip_s)))
+
+    def _host_steps_per_s(self, worker_steps_per_s: float, round_trip_s: float) -> float:
+        return self.workers_per_host * worker_steps_per_s * self.share_of_speed(worker_steps_per_s, round_trip_s)
 
     def added_lag(self, steps_per_s: float, round_trip_s: float) -> float:
         """Policy versions by which samples of pools are older because of the round trip, on average.
@@ -155,29 +141,39 @@ class Traffic:
         late_s = round_trip_s * (1.0 + 0.5 * waiting)
         return late_s * steps_per_s * self.versions_per_step
 
-    def describe(self, network: Network) -> list[str]:
-        """The traffic in words, and what follows from all that is known of the network."""
+    def describe(
+        self,
+        bandwidth_mbit: float | None = None,
+        round_trip_ms: float = 0.0,
+        worker_steps_per_s: float | None = None,
+        wanted_steps_per_s: float | None = None,
+    ) -> list[str]:
+        """The traffic in words, and what follows from all that the user knows of network and machines.
+
+        Args:
+            bandwidth_mbit: Mbit/s of the learner's machine, each way.
+            round_trip_ms: between the learner's machine and a pool.
+            worker_steps_per_s: environment steps that a worker makes if it never waits.
+            wanted_steps_per_s: environment steps that all workers together are to make.
+        """
         weights_kb, times = self.weights_bytes / 1e3, 1e6 * self.publications_per_step
         lines = [
             f"{self.step_bytes:,.0f} B arrive for each environment step of other machines; {weights_kb:,.0f} kB of "
             f"weights leave for each of {self.num_hosts} pools, at most {times:,.{0 if times > 10 else 2}f} times in a "
             "million steps"
         ]
-        if network.bandwidth_mbit is not None:
-            arriving, leaving = self.most_steps_per_s(network.bandwidth_mbit)
+        if bandwidth_mbit is not None:
+            arriving, leaving = self.most_steps_per_s(bandwidth_mbit)
             carried = f"the {self.payload} of {arriving:,.0f} steps/s, and all publications of {leaving:,.0f} steps/s"
-            lines.append(f"{network.bandwidth_mbit:g} Mbit/s each way carry {carried}")
-        speed, round_trip_s = network.worker_steps_per_s, network.round_trip_ms / 1e3
+            lines.append(f"{bandwidth_mbit:g} Mbit/s each way carry {carried}")
+        speed, wanted, round_trip_s = worker_steps_per_s, wanted_steps_per_s, round_trip_ms / 1e3
         if speed is not None:
-            lines += self._describe_speed(speed, round_trip_s, network.bandwidth_mbit)
-            if network.wanted_steps_per_s is not None:
-                hosts = self.hosts_needed(network.wanted_steps_per_s, speed, round_trip_s)
-                pools = f"{hosts} pools of {self.workers_per_host} workers"
-                lines.append(f"{network.wanted_steps_per_s:,.0f} steps/s need {pools}")
-                if network.bandwidth_mbit is not None:
-                    most = self.most_steps_per_s(network.bandwidth_mbit)[0]
-                    if most < network.wanted_steps_per_s:
-                        lines[-1] += f", but {network.bandwidth_mbit:g} Mbit/s carry only {most:,.0f}"
+            lines += self._describe_speed(speed, round_trip_s, bandwidth_mbit)
+            if wanted is not None:
+                hosts = self.hosts_needed(wanted, speed, round_trip_s)
+                lines.append(f"{wanted:,.0f} steps/s need {hosts} pools of {self.workers_per_host} workers")
+                if bandwidth_mbit is not None and (most := self.most_steps_per_s(bandwidth_mbit)[0]) < wanted:
+                    lines[-1] += f", but {bandwidth_mbit:g} Mbit/s carry only {most:,.0f}"
         return lines
 
     def _describe_speed(self, speed: float, round_trip_s: float, bandwidth_mbit: float | None) -> list[str]:
@@ -211,8 +207,8 @@ class Traffic:
 def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool) -> float:
     """Bytes of a slot, a row or a gradient, divided by its environment steps."""
     if plan.hogwild is not None:  # a gradient is as large as the weights; count, means and variances go with it
-        of_a_gradient = 4 * num_weights + _STATISTICS_BYTES * (spec.observation_size + 2)
-        return of_a_gradient * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
+        gradient_bytes = 4 * num_weights + _STATISTICS_BYTES * (spec.observation_size + 2)
+        return gradient_bytes * plan.hogwild.num_gradients_of_rollout / (plan.num_envs_per_worker * plan.rollout)
     if plan.replay is None:
         arrays = [each for each in slot_specs(spec, plan) if each.name not in OWN_WORDS]
         num_steps = plan.num_slots * plan.rollout * plan.envs_per_split

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from asyncrl.commands.validation import Options
 from asyncrl.config.flags import option
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
-from asyncrl.contrib.ray_pools.traffic import Network, Traffic
+from asyncrl.contrib.ray_pools.traffic import Traffic
 from asyncrl.models.sizes import weights_block_size
 from asyncrl.run.preflight import Preflight
 
@@ -36,11 +36,9 @@ class NetworkOptions(Options):
             yield "--round_trip_ms and --wanted_steps_per_s need --worker_steps_per_s."
 
     def lines(self, result: Preflight) -> Iterator[tuple[str, str]]:
-        network = Network(
-            self.cluster_bandwidth_mbit, self.round_trip_ms, self.worker_steps_per_s, self.wanted_steps_per_s
-        )
+        known = self.cluster_bandwidth_mbit, self.round_trip_ms, self.worker_steps_per_s, self.wanted_steps_per_s
         if (traffic := find_traffic(result)) is not None:
-            yield from (("network", line) for line in traffic.describe(network))
+            yield from (("network", line) for line in traffic.describe(*known))
 
     def data(self, result: Preflight) -> dict[str, object]:
         traffic = find_traffic(result)

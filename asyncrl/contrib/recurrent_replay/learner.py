@@ -119,8 +119,8 @@ class _SequenceLearner(ReplayLearner):
 
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> tuple[Tensor, Tensor | None]:
         steps = SequenceSteps(Sequences(*inputs[:-1]), self, trains_actor)
-        figures: tuple[Tensor, Tensor | None] = self.algorithm.update(steps, inputs[-1], trains_actor)
-        return figures
+        metrics: tuple[Tensor, Tensor | None] = self.algorithm.update(steps, inputs[-1], trains_actor)
+        return metrics
 
 
 class RecurrentSacLearner(_SequenceLearner, SacLearner):

@@ -43,10 +43,10 @@ class _Report(Command[_Options]):
 
     def run(self, options: _Options) -> int:
         from asyncrl.analysis.records import read_runs
-        from asyncrl.contrib.report.page import read_report, render
+        from asyncrl.contrib.report.page import render
 
         runs = read_runs(options.runs, print)
-        page = render(read_report(runs, options.title))
+        page = render(runs, options.title)
         path = options.out or runs[0].path / "report.html"
         existed = path.exists()
         try:

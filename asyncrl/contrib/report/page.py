@@ -1,6 +1,6 @@
 """The report of runs: what is in it, as tables, charts and videos. `page.html` lays it out.
 
-    files of the runs --read_report--> Report --render--> one HTML page without scripts and without links to other files
+    files of the runs --tables, charts, videos--> `page.html` --> one page without scripts and links to other files
 
 Every text of the runs' files is escaped by the template engine. The charts are SVG, whose texts are escaped too.
 """
@@ -8,7 +8,6 @@ Every text of the runs' files is escaped by the template engine. The charts are 
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import re
 import time
@@ -39,7 +38,7 @@ _MOST_VIDEO_BYTES = 4 << 20
 _MOST_EVENTS = 30
 _MOST_EXTRA_STATS = 12
 _GIBIBYTE = 1 << 30
-_FIGURES = (
+_METRICS = (
     *("rollout/ep_len_mean", "time/fps", "train/loss", "train/policy_gradient_loss", "train/value_loss"),
     *("train/actor_loss", "train/critic_loss", "train/q_mean", "train/ent_coef", "train/entropy", "train/std"),
     *("train/approx_kl", "train/clip_fraction", "train/explained_variance", "train/grad_norm", "train/learning_rate"),
@@ -84,28 +83,6 @@ class Video:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What the page shows, in its order; `legend` has the colour of each group of runs in `figures`."""
-
-    title: str
-    created: str
-    version: str
-    notes: tuple[str, ...]
-    runs: Table
-    scores: Table
-    returns: tuple[Chart, ...]
-    videos: tuple[Video, ...]
-    figures: tuple[Chart, ...]
-    legend: tuple[tuple[str, str], ...]
-    more: tuple[Chart, ...]
-    differences: Table | None
-    settings: Table
-    faults: Table
-    events: Table
-    machines: Table
-
-
-@dataclass(frozen=True)
 class _ReadRun:
     """A run with its small files, each a mapping that is empty without the file."""
 
@@ -114,13 +91,13 @@ class _ReadRun:
     environment: Mapping[str, Any]
 
     def last(self, name: str) -> float | None:
-        """The last recorded value of a figure."""
+        """The last recorded value of a metric."""
         curve = self.run.curve(name)
         return float(curve.values[-1]) if len(curve) > 0 else None
 
 
-def read_report(runs: Sequence[Run], title: str | None = None) -> Report:
-    """Computes and draws the report of runs.
+def render(runs: Sequence[Run], title: str | None = None) -> str:
+    """Returns the page about runs. All texts are escaped.
 
     Args:
         runs: the runs, which may still be training.
@@ -130,31 +107,14 @@ def read_report(runs: Sequence[Run], title: str | None = None) -> Report:
         UsageError: matplotlib is missing.
     """
     drawing.check_can_draw()
-    read = [_read(run) for run in runs]
+    folders = [RunFolder(run.path) for run in runs]
+    read = [
+        _ReadRun(run, _read_object(folder.summary), _read_object(folder.environment))
+        for run, folder in zip(runs, folders, strict=True)
+    ]
     groups = figures.group_runs(runs, None)
     returns, notes = _returns(runs, groups)
-    return Report(
-        title=title or _title(runs),
-        created=time.strftime("%Y-%m-%d %H:%M"),
-        version=asyncrl.__version__,
-        notes=tuple(notes),
-        runs=_runs_table(read),
-        scores=_scores(groups, {each.run.name: each for each in read}),
-        returns=tuple(returns),
-        videos=tuple(video for each in read if (video := _video(each.run)) is not None),
-        figures=tuple(_figures(runs, groups)),
-        legend=tuple((name, charts.page_color(number)) for number, name in enumerate(groups)),
-        more=tuple(_more_charts(runs)),
-        differences=_differences(runs) if len(runs) > 1 else None,
-        settings=_settings(runs),
-        faults=_faults(read),
-        events=_events(runs),
-        machines=_machines(read),
-    )
-
-
-def render(report: Report) -> str:
-    """Returns the page. All texts are escaped."""
+    settings = _settings(runs)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -162,12 +122,24 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(report=report)
-
-
-def _read(run: Run) -> _ReadRun:
-    folder = RunFolder(run.path)
-    return _ReadRun(run, _read_object(folder.summary), _read_object(folder.environment))
+    return environment.get_template("page.html").render(
+        title=title or _title(runs),
+        created=time.strftime("%Y-%m-%d %H:%M"),
+        version=asyncrl.__version__,
+        notes=notes,
+        runs=_runs_table(read),
+        scores=_scores(groups, {each.run.name: each for each in read}),
+        returns=returns,
+        videos=[video for each in read if (video := _video(each.run)) is not None],
+        metrics=list(_metric_charts(runs, groups)),
+        legend=[(name, charts.page_color(number)) for number, name in enumerate(groups)],
+        more=[_chart(caption, each.draw) for plot in plots().values() for caption, each in plot.figures(runs)],
+        differences=_differences(settings) if len(runs) > 1 else None,
+        settings=settings,
+        faults=_faults(read),
+        events=_events(runs),
+        machines=_machines(read),
+    )
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:
@@ -190,14 +162,14 @@ def _runs_table(read: Sequence[_ReadRun]) -> Table:
         run, summary = each.run, each.summary
         steps = run.records[-1].get("env_steps", 0)
         target = run.config.get("train_for_env_steps")
-        of_target = f" of {target:,}" if isinstance(target, int) else ""
+        limit = f" of {target:,}" if isinstance(target, int) else ""
         fps = summary.get("fps") or each.last("time/fps")
         rows.append(
             (
                 run.name,
                 str(summary.get("status", "no summary: it is training, or was killed")),
                 f"{run.config.get('env', UNKNOWN)}, {run.config.get('algo', UNKNOWN)}",
-                f"{steps:,.0f}{of_target}",
+                f"{steps:,.0f}{limit}",
                 duration(each.last("time/time_elapsed")),
                 _number(fps, ",.0f"),
                 _number(each.last(TRAIN_RETURN), ",.1f"),
@@ -221,11 +193,14 @@ def _scores(groups: Mapping[str, Sequence[Run]], read: Mapping[str, _ReadRun]) -
     rows = []
     for name, runs in groups.items():
         row = [name, str(len(runs))]
-        for figure in (TRAIN_RETURN, EVAL_RETURN):
-            found = [value for run in runs if (value := read[run.name].last(figure)) is not None]
-            row.append(tables.cell(spread(found), tables.digits(1)) if found else UNKNOWN)
-        best = [value for run in runs if isinstance(value := read[run.name].summary.get("best_return"), (int, float))]
-        row.append(tables.cell(spread(best), tables.digits(1)) if best else UNKNOWN)
+        members = [read[run.name] for run in runs]
+        for found in (
+            [each.last(TRAIN_RETURN) for each in members],
+            [each.last(EVAL_RETURN) for each in members],
+            [each.summary.get("best_return") for each in members],
+        ):
+            values = [value for value in found if isinstance(value, (int, float))]
+            row.append(tables.cell(spread(values), tables.digits(1)) if values else UNKNOWN)
         rows.append(tuple(row))
     return Table(("runs", "number", "return, last 100 episodes", "last evaluation", "best checkpoint"), tuple(rows))
 
@@ -253,12 +228,12 @@ def _returns(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> tuple[
     return charts, notes
 
 
-def _figures(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> Iterator[Chart]:
-    """A small chart of each figure that a run has recorded."""
+def _metric_charts(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> Iterator[Chart]:
+    """A small chart of each of these metrics that a run has recorded."""
     recorded = {name for run in runs for record in run.records for name in record}
-    of_policies = ("/rollout/ep_rew_mean", "/eval/mean_reward")
-    names = [name for name in _FIGURES if name in recorded]
-    names += sorted(name for name in recorded if name.startswith("policy_") and name.endswith(of_policies))
+    policy_metrics = ("/rollout/ep_rew_mean", "/eval/mean_reward")
+    names = [name for name in _METRICS if name in recorded]
+    names += sorted(name for name in recorded if name.startswith("policy_") and name.endswith(policy_metrics))
     names += sorted(name for name in recorded if name.startswith("episode_extra_stats/"))[:_MOST_EXTRA_STATS]
     for name in names:
         curves: list[tuple[int, Sequence[Curve]]] = []
@@ -267,12 +242,6 @@ def _figures(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> Iterat
             curves += [(number, found)] if found else []
         if curves:
             yield _chart(name, partial(charts.draw_metric, curves))
-
-
-def _more_charts(runs: Sequence[Run]) -> Iterator[Chart]:
-    """The charts of features, of the runs that have them."""
-    for plot in plots().values():
-        yield from (_chart(caption, figure.draw) for caption, figure in plot.figures(runs))
 
 
 def _chart(title: str, draw: Callable[[Path], None]) -> Chart:
@@ -290,24 +259,13 @@ def _video(run: Run) -> Video | None:
     return Video(title, f"data:video/mp4;base64,{base64.b64encode(found[-1].read_bytes()).decode()}")
 
 
-def _differences(runs: Sequence[Run]) -> Table:
-    """Settings that differ between runs, seeds too."""
-    names = dict.fromkeys(name for run in runs for name in run.config)
-    rows = []
-    for name in names:
-        values = tuple(_setting(run, name) for run in runs)
-        if len(set(values)) > 1:
-            rows.append((name, *values))
-    return Table(("setting", *(run.name for run in runs)), tuple(rows))
-
-
 def _settings(runs: Sequence[Run]) -> Table:
     """All settings; rows with a value that is not the default are marked."""
     known = all_settings()
     rows: list[tuple[str, ...]] = []
     marked = set()
     for name in dict.fromkeys(name for run in runs for name in run.config):
-        values = tuple(_setting(run, name) for run in runs)
+        values = [_value(run.config[name]) if name in run.config else UNKNOWN for run in runs]
         default = _value(known[name].default) if name in known else UNKNOWN
         if set(values) != {default}:
             marked.add(len(rows))
@@ -315,8 +273,10 @@ def _settings(runs: Sequence[Run]) -> Table:
     return Table(("setting", "default", *(run.name for run in runs)), tuple(rows), frozenset(marked))
 
 
-def _setting(run: Run, name: str) -> str:
-    return _value(run.config[name]) if name in run.config else UNKNOWN
+def _differences(settings: Table) -> Table:
+    """Settings that differ between runs, seeds too, without their defaults."""
+    (name, _, *runs), rows = settings.header, settings.rows
+    return Table((name, *runs), tuple((row[0], *row[2:]) for row in rows if len(set(row[2:])) > 1))
 
 
 def _value(value: Any) -> str:
@@ -326,48 +286,36 @@ def _value(value: Any) -> str:
 def _faults(read: Sequence[_ReadRun]) -> Table:
     rows = []
     for each in read:
-        counts = [_number(_total(each.run, name), ",.0f") for name in _FAULTS]
+        rises = [_rises(each.run, name) for name in _FAULTS]
+        counts = [f"{sum(rise for _, rise in found):,.0f}" if found else UNKNOWN for found in rises]
         rows.append((each.run.name, *counts, str(each.summary.get("error") or "")))
     marked = {idx for idx, row in enumerate(rows) if any(cell not in ("0", UNKNOWN, "") for cell in row[1:])}
     return Table(("run", *_FAULTS.values(), "error"), tuple(rows), frozenset(marked))
 
 
-def _total(run: Run, name: str) -> float | None:
-    """The sum of the rises of a count, which begins at 0 again when a run resumes; None without one."""
-    counts = [float(record[name]) for record in run.records if isinstance(record.get(name), (int, float))]
-    if not counts:
-        return None
-    return counts[0] + sum(itertools.starmap(_rise, itertools.pairwise(counts)))
-
-
-def _rise(before: float, now: float) -> float:
-    return now - before if now >= before else now
+def _rises(run: Run, name: str) -> list[tuple[int, float]]:
+    """Numbers of the records that have a count, and by how much it rose; it begins at 0 again when a run resumes."""
+    found, before = [], 0.0
+    for number, record in enumerate(run.records):
+        if isinstance(count := record.get(name), (int, float)):
+            found.append((number, count - before if count >= before else count))
+            before = count
+    return found
 
 
 def _events(runs: Sequence[Run]) -> Table:
-    """When the counts of faults rose; they begin at 0 again when a run resumes."""
+    """When the counts of faults rose."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        before = dict.fromkeys(_AS_EVENTS, 0.0)
-        of_run = []
-        for record in run.records:
-            for name in _AS_EVENTS:
-                count = record.get(name)
-                if not isinstance(count, (int, float)):
-                    continue
-                if (rise := _rise(before[name], count)) > 0:
-                    what = f"{rise:,.0f} {_FAULTS[name]}"
-                    of_run.append((run.name, f"{record['env_steps']:,.0f}", _elapsed(record), what))
-                before[name] = count
-        rows += of_run[:_MOST_EVENTS]
-        if len(of_run) > _MOST_EVENTS:
-            rows.append((run.name, "", "", f"and {len(of_run) - _MOST_EVENTS:,} later ones"))
+        rises = [(number, name, rise) for name in _AS_EVENTS for number, rise in _rises(run, name) if rise > 0]
+        rises.sort(key=lambda each: each[0])
+        for number, name, rise in rises[:_MOST_EVENTS]:
+            record = run.records[number]
+            elapsed = duration(record.get("time/time_elapsed"))
+            rows.append((run.name, f"{record['env_steps']:,.0f}", elapsed, f"{rise:,.0f} {_FAULTS[name]}"))
+        if len(rises) > _MOST_EVENTS:
+            rows.append((run.name, "", "", f"and {len(rises) - _MOST_EVENTS:,} later ones"))
     return Table(("run", "until step", "until", "what"), tuple(rows))
-
-
-def _elapsed(record: Mapping[str, Any]) -> str:
-    seconds = record.get("time/time_elapsed")
-    return duration(seconds) if isinstance(seconds, (int, float)) else UNKNOWN
 
 
 def _machines(read: Sequence[_ReadRun]) -> Table:

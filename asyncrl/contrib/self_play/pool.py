@@ -149,7 +149,7 @@ class SelfPlayPool:
             self._scores.append(match.score)
 
     def record(self) -> dict[str, float]:
-        """Saves the ratings; returns the figures of a record by their published names."""
+        """Saves the ratings; returns the metrics of a record by their published names."""
         members = sorted(self.members.values(), key=lambda member: member.env_steps)
         ratings = {"elo": self.elo, "members": [dataclasses.asdict(member) for member in members]}
         try:
@@ -157,14 +157,14 @@ class SelfPlayPool:
             write_text_atomically(self._folder / RATINGS, json.dumps(ratings, indent=1) + "\n")
         except OSError as failure:
             self._say(f"Could not write {self._folder / RATINGS}: {failure.strerror}.")
-        figures = {"self_play/elo": self.elo, "self_play/pool_size": float(len(members))}
+        metrics = {"self_play/elo": self.elo, "self_play/pool_size": float(len(members))}
         if members:
             elos = [member.elo for member in members]
-            of_pool = {"mean": sum(elos) / len(elos), "min": min(elos), "max": max(elos)}
-            figures |= {f"self_play/pool_elo_{name}": value for name, value in of_pool.items()}
+            pool_elos = {"mean": sum(elos) / len(elos), "min": min(elos), "max": max(elos)}
+            metrics |= {f"self_play/pool_elo_{name}": value for name, value in pool_elos.items()}
         if self._scores:
-            figures["self_play/win_rate"] = sum(score == 1.0 for score in self._scores) / len(self._scores)
-        return figures
+            metrics["self_play/win_rate"] = sum(score == 1.0 for score in self._scores) / len(self._scores)
+        return metrics
 
     def _enter(self, member: Member) -> None:
         """Publishes the weights in `_block` as those of a free opponent, or in place of the oldest member."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.checks import not_together
+from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.errors import Problem, make_problem
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
@@ -37,6 +38,8 @@ def settings_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Probl
         "self_play": (config.opponents is not None, "--self_play=True", "--self_play=False"),
     }
     yield from not_together("use_sde", _GIVEN, _OFF, others)
+    if (kind := critic_kind(config)).network is not None:
+        yield make_problem("use_sde", f"{_GIVEN} cannot be used with {kind.network_name}.", _OFF)
     if config.is_off_policy and config.use_rnn:
         text = f"--use_rnn=True with --algo={config.algo} cannot be used with {_GIVEN}."
         yield make_problem("use_rnn use_sde", text, _OFF, "--use_rnn=False")

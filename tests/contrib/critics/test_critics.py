@@ -145,10 +145,11 @@ def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec, sett
     torch.testing.assert_close(moment, 0.1 * expected, rtol=1e-5, atol=1e-7)
 
 
-@SPECS
 @CRITICS
-@pytest.mark.parametrize(("discount", "value"), [(0.8, 5.0), (0.0, 1.0)], ids=["truncated", "terminated"])
-def test_reward_one_for_ever_is_worth_more_than_once(spec: EnvSpec, critic: str, discount: float, value: float) -> None:
+@pytest.mark.parametrize(
+    ("spec", "discount", "value"), [(BOX, 0.8, 5.0), (CHOICE, 0.0, 1.0)], ids=["truncated", "terminated"]
+)
+def test_reward_one_for_ever_is_worth_more_than_once(critic: str, spec: EnvSpec, discount: float, value: float) -> None:
     settings = {**critic_set(critic), "ent_coef": 1e-6, "learning_rate": 0.01, "tau": 0.2, "value_limit": 10.0}
     learner = make(spec, **{**settings, "normalize_input": False})
     batches = []
@@ -162,10 +163,9 @@ def test_reward_one_for_ever_is_worth_more_than_once(spec: EnvSpec, critic: str,
     assert float(values.mean()) == pytest.approx(value, rel=0.1)
 
 
-@SPECS
 @CRITICS
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, critic: str, precision: str) -> None:
+@pytest.mark.parametrize(("spec", "precision"), [(BOX, "float32"), (CHOICE, "bf16")], ids=["float32", "bf16"])
+def test_a_restored_learner_continues_to_the_bit(critic: str, spec: EnvSpec, precision: str) -> None:
     settings = {**critic_set(critic), "precision": precision}
     learner, restored = make(spec, **settings), make(spec, seed=9, **settings)
     batches = draw(spec, 8)
@@ -190,8 +190,7 @@ def test_updates_of_every_critic_are_captured(spec: EnvSpec, critic: str) -> Non
 
 
 @CRITICS
-@pytest.mark.parametrize("field", ["obs", "reward", "next_obs"])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(("field", "bad"), [("obs", math.nan), ("reward", math.inf), ("next_obs", math.nan)])
 def test_steps_along_what_is_not_finite_are_left_out(critic: str, field: str, bad: float) -> None:
     learner = make(BOX, **{**critic_set(critic), "policy_delay": 1, "normalize_input": False})
     batches = draw(BOX, 3)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from contrib.critics.critic_sets import CRITICS, critic_set
-from run_helper import assert_same_training, run
+from contrib.critics.critic_sets import critic_set
+from helpers.resuming import whole_and_resumed
+from run_helper import run
 from sac_runs import SAC
 from thread_ranks import ThreadRanks, together
 from torch import Tensor
@@ -21,31 +22,24 @@ from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor
-from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
-@CRITICS
-def test_critics_of_blocks_find_a_distant_action(critic: str, tmp_path: Path) -> None:
-    settings = {**SAC, **critic_set(critic, 32), "ent_coef": 0.1, "policy_delay": 1}
-    settings |= {"learning_rate": 0.005, "reward_scale": 1.0 if critic == "simba_v2" else 0.1, "gamma": 0.8}
+def test_critics_of_blocks_and_bins_find_a_distant_action(tmp_path: Path) -> None:
+    settings = {**SAC, **critic_set("simba_v2", 32), "ent_coef": 0.1, "policy_delay": 1}
+    settings |= {"learning_rate": 0.005, "gamma": 0.8}
     finished = run(tmp_path, "serial", "DistantTarget", **settings)
     policy = load_policy(Path(finished.outcome.checkpoint))
     assert policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
 
 
-@CRITICS
-def test_a_run_with_blocks_that_is_resumed_equals_one_that_never_stopped(critic: str, tmp_path: Path) -> None:
-    settings = {**SAC, **critic_set(critic), "checkpoint_resets": True, "save_replay": True, "train_for_env_steps": 900}
-    settings |= {"save_every_env_steps": 400, "keep_checkpoints": 100, "updates_per_env_step": 0.2}
-    whole = run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
-    path = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")[-1]
-    resumed = run(tmp_path / "resumed", "serial", "CartPole-v1", resume_from=path, **settings)
-    first, second = (checkpoint.load(Path(f.outcome.checkpoint), with_replay=True) for f in (whole, resumed))
-    assert_same_training(first, second)
+def test_a_run_that_is_resumed_equals_one_that_never_stopped(tmp_path: Path) -> None:
+    settings = {**SAC, **critic_set("simba_v2"), "save_replay": True, "train_for_env_steps": 900}
+    settings |= {"save_every_env_steps": 400, "updates_per_env_step": 0.2}
+    first, second = whole_and_resumed(tmp_path, "CartPole-v1", **settings)
     names = [name for name in first.state if name.startswith("return_")]
-    assert len(names) == (4 if critic == "simba_v2" else 0)
+    assert len(names) == 4
     assert all(first.state[name] == second.state[name] for name in names)
 
 

@@ -6,26 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import rules
 
-from asyncrl.config.errors import Problem
 from asyncrl.config.loading import load, load_given
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.warnings import find_warnings
-from asyncrl.modes.choice import find_problems
-
-CPU = Machine(cores=16)
-
-
-def problems(**settings: Any) -> list[Problem]:
-    config = TrainConfig(**{"env": "CartPole-v1", "algo": "sac", **settings})
-    return find_problems(config, resolve(config, CPU), CPU)
 
 
 def warned(**settings: Any) -> set[str]:
-    config = TrainConfig(**{"env": "CartPole-v1", "algo": "sac", **settings})
-    return {name for warning in find_warnings(config, resolve(config, CPU), settings) for name in warning.settings}
+    return {name for warning in rules.warnings(algo="sac", **settings) for name in warning.settings}
 
 
 @pytest.mark.parametrize(
@@ -40,16 +29,15 @@ def warned(**settings: Any) -> set[str]:
         ({"residual_blocks": True, "use_rnn": True}, "--residual_blocks=True", "--residual_blocks=False"),
         ({"value_bins": 51, "use_rnn": True}, "--value_bins=51", "--value_bins=none"),
         ({"batch_renorm": True, "critic_only_keys": ["hidden"]}, "networks of blocks", "--batch_renorm=False"),
-        ({"batch_renorm": True, "use_sde": True}, "cannot be used with networks of blocks", "--batch_renorm=False"),
         (
-            {"critic": "simba", "residual_blocks": True, "use_sde": True},
-            "cannot be used with networks of blocks",
+            {"critic": "simba", "residual_blocks": True, "critic_only_keys": ["hidden"]},
+            "networks of blocks",
             "--critic=mlp",
         ),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(settings: dict[str, Any], words: str, fitting: str) -> None:
-    (problem,) = problems(**settings)
+    (problem,) = rules.problems(**{"algo": "sac", **settings})
     assert words in problem.text and fitting in problem.suggestions
 
 

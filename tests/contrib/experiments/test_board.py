@@ -10,7 +10,7 @@ from rich.console import Console
 
 from asyncrl.config.machine import Machine
 from asyncrl.contrib.experiments import board
-from asyncrl.contrib.experiments.board import Board, Row
+from asyncrl.contrib.experiments.board import Board
 from asyncrl.contrib.experiments.runs import PlannedRun, plan_run
 
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> PlannedRun:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_a_table_fits_the_terminal_and_shows_the_newest_figures(run, width, height) -> None:
     console = Console(width=width, height=height, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(board._table("title", [Row(run, "training")] * 100, width, height))
+    console.print(board._table("title", [(run, "training")] * 100, width, height))
     lines = console.export_text().splitlines()
     assert len(lines) <= height and all(len(line.rstrip()) <= width for line in lines)
     assert lines[2].split()[1:] == ["training", "500", "50%", "-", "12.3", "9.0"]
@@ -40,10 +40,10 @@ def test_a_table_fits_the_terminal_and_shows_the_newest_figures(run, width, heig
 
 def test_without_a_terminal_lines_are_printed_now_and_then(run, capsys, monkeypatch) -> None:
     with Board() as shown:
-        shown.show("1 training", [Row(run, "training")])
+        shown.show("1 training", [(run, "training")])
         assert capsys.readouterr().out == ""
         monkeypatch.setattr(shown, "_lines_at", 0.0)
-        shown.show("1 training", [Row(run, "training")])
-        shown.show("1 training", [Row(run, "training")])
+        shown.show("1 training", [(run, "training")])
+        shown.show("1 training", [(run, "training")])
     text = f"  {run.name}: training, 500 steps (50%), - steps/s, return 12.3, evaluation 9.0"
     assert capsys.readouterr().out.splitlines() == ["1 training", text]

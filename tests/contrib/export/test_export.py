@@ -31,28 +31,25 @@ from asyncrl.storage import checkpoint
 
 IMAGE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
 RNN = {"use_rnn": True, "rnn_size": 16}
-LAYERS = [("residual_blocks",), ("residual_blocks", "hyperspherical_weights"), ("batch_renorm",)]
+LAYERS = [("residual_blocks", "hyperspherical_weights"), ("residual_blocks", "batch_renorm")]
 LAYERS = LAYERS if hooks("CRITICS") else []
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo-choice": ("CartPole-v1", {}),
-    "ppo-continuous": ("Pendulum-v1", {}),
     "ppo-squashed": ("Pendulum-v1", {"squash_actions": True, "adaptive_stddev": True}),
-    "ppo-shared-relu": ("CartPole-v1", {"actor_critic_share_weights": True, "nonlinearity": "relu"}),
-    "a2c": ("CartPole-v1", {"algo": "a2c", "normalize_input": False}),
+    "a2c-shared-relu": (
+        "CartPole-v1",
+        {"algo": "a2c", "actor_critic_share_weights": True, "nonlinearity": "relu", "normalize_input": False},
+    ),
     "sac": ("Pendulum-v1", {"algo": "sac"}),
     "sac-choice": ("CartPole-v1", {"algo": "sac"}),
     **{f"sac-{'-'.join(names)}": ("Pendulum-v1", {"algo": "sac", **dict.fromkeys(names, True)}) for names in LAYERS},
     "sac-images": ("SeeAndTell-v0", {"algo": "sac"}),
     "gru": ("CartPole-v1", RNN),
-    "gru-two-layers-shared": ("CartPole-v1", {**RNN, "rnn_num_layers": 2, "actor_critic_share_weights": True}),
-    "lstm": ("Pendulum-v1", {**RNN, "rnn_type": "lstm"}),
-    "lstm-choices": ("Recall-v0", {**RNN, "rnn_type": "lstm", "rnn_num_layers": 2}),
-    "gru-sac": ("Pendulum-v1", {**RNN, "algo": "sac"}),
-    "lstm-sac-choices": ("Recall-v0", {**RNN, "algo": "sac", "rnn_type": "lstm"}),
+    "lstm-two-layers-choices": ("Recall-v0", {**RNN, "rnn_type": "lstm", "rnn_num_layers": 2}),
+    "lstm-sac": ("Pendulum-v1", {**RNN, "algo": "sac", "rnn_type": "lstm"}),
     "gru-td3": ("Pendulum-v1", {**RNN, "algo": "td3"}),
     "dict-tuple-image": ("SeeAndTell-v0", {}),
     "masks": ("Masked-v0", {}),
-    "sac-masks": ("Masked-v0", {"algo": "sac"}),
     "td3": ("Pendulum-v1", {"algo": "td3"}),
     "dqn": ("CartPole-v1", {"algo": "dqn", "dueling": True, "exploration_initial_eps": 0.5}),
     "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
@@ -149,7 +146,7 @@ def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observati
             assert np.abs(state).max() > 0.01
 
 
-@pytest.mark.parametrize("case", ["ppo-choice", "lstm", "dict-tuple-image", "sac"])
+@pytest.mark.parametrize("case", ["gru", "dict-tuple-image"])
 def test_torch_loads_the_other_format_without_asyncrl(case: str, tmp_path: Path) -> None:
     policy = make_policy(*CASES[case])
     path = tmp_path / "policy.pt2"
@@ -165,14 +162,15 @@ def test_torch_loads_the_other_format_without_asyncrl(case: str, tmp_path: Path)
     assert done.stdout.startswith("['parameters', 'action") and done.stdout.endswith("False\n")
 
 
-@pytest.mark.parametrize("format", ["torch_export", "onnx"])
 @pytest.mark.parametrize(
-    ("space", "settings"),
+    ("space", "settings", "format"),
     [
-        pytest.param(IMAGE, {}, id="one"),
-        pytest.param(spaces.Dict(left=IMAGE, right=IMAGE), {}, id="two"),
-        pytest.param(IMAGE, RNN, id="recurrent"),
-        pytest.param(spaces.Dict(image=IMAGE, nothing=spaces.Box(-1.0, 1.0, (0,))), {}, id="numbers-of-size-0"),
+        pytest.param(IMAGE, {}, "onnx", id="onnx"),
+        pytest.param(spaces.Dict(left=IMAGE, right=IMAGE), {}, "torch_export", id="two"),
+        pytest.param(IMAGE, RNN, "torch_export", id="recurrent"),
+        pytest.param(
+            spaces.Dict(image=IMAGE, nothing=spaces.Box(-1.0, 1.0, (0,))), {}, "torch_export", id="numbers-of-size-0"
+        ),
     ],
 )
 def test_a_policy_of_images_alone_is_exported(
@@ -250,12 +248,7 @@ def save(folder: Path, policy: Policy) -> Path:
     return checkpoint.save(folder, checkpoint.Checkpoint(policy._model.state_dict(), {}, state), 100, keep=5)
 
 
-@pytest.mark.parametrize("format_name", ["onnx", "torch_export"])
-def test_the_command_exports_one_of_several_policies(
-    format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = [make_policy("CartPole-v1", {}) for _ in range(2)]
     with torch.no_grad():
         policies[1]._model.policy_head.bias[0] += 50.0
@@ -266,18 +259,11 @@ def test_the_command_exports_one_of_several_policies(
     chosen = []
     for idx in range(2):
         out = tmp_path / f"{idx}.exported"
-        named = [f"--experiment={run}", f"--policy={idx}", f"--format={format_name}", f"--out={out}"]
+        named = [f"--experiment={run}", f"--policy={idx}", "--format=torch_export", f"--out={out}"]
         assert command.main(named) == 0
         assert "largest difference of a parameter" in capsys.readouterr().out
-        if format_name == "onnx":
-            session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
-            observed = next(each.name for each in session.get_inputs() if each.name != "noise")
-            feed = {observed: np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)}
-            outputs = session.run(["action"], {**feed, "noise": np.zeros((50, 2), np.float32)})
-            chosen.append(outputs[0].mean())
-        else:
-            _, action = torch.export.load(out).module()(torch.randn(50, 4), torch.zeros(50, 2))
-            chosen.append(action.float().mean())
+        _, action = torch.export.load(out).module()(torch.randn(50, 4), torch.zeros(50, 2))
+        chosen.append(action.float().mean())
     assert chosen[1] == 0.0 < chosen[0]
 
 

@@ -6,24 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
+from helpers import rules
 from layouts import vector_observation
 
 from asyncrl.config import loading
-from asyncrl.config.errors import Problem
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import resolve
-from asyncrl.config.schema import TrainConfig
-from asyncrl.config.warnings import find_warnings
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
-from asyncrl.modes.choice import find_problems
 from asyncrl.run import preflight
-
-MACHINE = Machine(cores=16)
-
-
-def problems(**settings: Any) -> list[Problem]:
-    config = TrainConfig(**{"env": "CartPole-v1", "num_workers": 1, **settings})
-    return find_problems(config, resolve(config, MACHINE), MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -37,19 +26,16 @@ def problems(**settings: Any) -> list[Problem]:
     ],
 )
 def test_other_goals_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
-    settings = {"algo": "sac", **settings}
-    (problem,) = problems(her_goals=4, **settings)
+    settings = {"algo": "sac", "num_workers": 1, **settings}
+    (problem,) = rules.problems(her_goals=4, **settings)
     assert words in problem.text and fitting in problem.suggestions
-    assert problems(**settings) == []
+    assert rules.problems(**settings) == []
 
 
 def test_other_goals_have_no_effect_without_a_replay() -> None:
-    assert problems(algo="sac", her_goals=4) == []
-    config = TrainConfig(env="CartPole-v1", her_goals=4, use_rnn=True)
-    plan = resolve(config, MACHINE)
-    assert find_problems(config, plan, MACHINE) == []
-    (warning,) = find_warnings(config, plan, ["her_goals"])
-    assert "--her_goals" in warning.text
+    assert rules.problems(algo="sac", her_goals=4) == []
+    assert rules.problems(her_goals=4, use_rnn=True) == []
+    assert any("--her_goals" in warning.text for warning in rules.warnings(her_goals=4, use_rnn=True))
 
 
 def test_the_name_of_another_library_is_explained() -> None:

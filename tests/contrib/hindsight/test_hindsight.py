@@ -9,22 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contrib.hindsight.goal_envs import BitFlip, ScriptedGoals
+from contrib.hindsight.goal_envs import BitFlip, ReusedInfo, ScriptedGoals
 
-from asyncrl import Trainer, train, validate
+from asyncrl import train, validate
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import replay_specs, rows_per_stripe
-from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.hindsight.goals import goal_problem
 from asyncrl.contrib.hindsight.sampler import HindsightSampler
 from asyncrl.contrib.hindsight.stripes import GoalStripes, goal_specs
 from asyncrl.contrib.hindsight.writing import GoalEnvGroup, HindsightSink
-from asyncrl.envs.spaces import read_spec, spec_of_spaces
+from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.failures import EnvironmentCallFailed
 from asyncrl.rollout.worker import Split
-from asyncrl.storage import checkpoint
 
 Steps = Sequence[float | Exception | None]
 
@@ -54,14 +51,12 @@ class NoLimits:
 
 
 class Run:
-    """A split of scripted environments and its replay, of which `capacity` rows can be read."""
+    """A split of environments and its replay, of which `capacity` rows can be read."""
 
-    def __init__(self, *episodes: tuple[Steps, bool], her_goals: int = 4, capacity: int = 50, size: int = 1) -> None:
-        self.envs = [ScriptedGoals(steps, terminates, size) for steps, terminates in episodes]
-        self.spec = read_spec(self.envs[0], "ScriptedGoals")
-        num_envs = len(self.envs)
+    def __init__(self, envs: Sequence[Any], her_goals: int = 4, capacity: int = 50) -> None:
+        self.spec, num_envs = read_spec(envs[0], "Goals"), len(envs)
         self.stripes = goal_stripes(self.spec, 1, num_envs, capacity * num_envs, her_goals)
-        group = GoalEnvGroup(self.envs, [0] * num_envs, 0, self.spec, "squashed")
+        group = GoalEnvGroup(envs, [0] * num_envs, 0, self.spec, "raw")
         self.sink = HindsightSink(0, group, self.stripes, NoLimits())  # type: ignore[arg-type]
         self.split = Split(0, group, self.sink, NoActions())
 
@@ -77,8 +72,13 @@ class Run:
         return HindsightSampler(self.stripes, self.spec.observation, **{**usual, **settings})
 
 
+def scripted(*episodes: tuple[Steps, bool], size: int = 1, **options: int) -> Run:
+    """A run of an environment for each list of episodes."""
+    return Run([ScriptedGoals(steps, terminates, size) for steps, terminates in episodes], **options)
+
+
 def test_goals_are_those_achieved_by_the_step_or_later_and_rewards_are_the_environments() -> None:
-    run = Run(
+    run = scripted(
         ([1.0, 2.0, 3.0, None, 8.0, 9.0, None], False), ([4.0, 5.0, None, 6.0, 6.5, 6.6, 6.7], True), her_goals=60
     )
     stripes = run.stripes
@@ -106,31 +106,23 @@ def test_goals_are_those_achieved_by_the_step_or_later_and_rewards_are_the_envir
 
 def test_a_goal_that_is_achieved_ends_the_episode_if_the_environment_says_so() -> None:
     env = BitFlip(3)
-    spec = read_spec(env, "BitFlip")
-    assert goal_problem(spec) is None
-    stripes = goal_stripes(spec, 1, 1, 20, num_goals=8)
-    group = GoalEnvGroup([env], [0], 0, spec, "raw")
-    sink = HindsightSink(0, group, stripes, NoLimits())  # type: ignore[arg-type]
-    split = Split(0, group, sink, NoActions())
-    row = 0
+    run = Run([env], her_goals=8, capacity=20)
+    stripes = run.stripes
+    assert goal_problem(run.spec) is None
     env._goal[:] = env._bits
     env._goal[0] ^= 1  # the first flip of bit 0 succeeds
-    assert split.begin()
-    split.advance()
-    assert stripes.terminated[0, row, 0] and stripes.goal_terminated[0, row, 0].all()
-    assert (stripes.goal_reward[0, row, 0] == 0.0).all()
+    run.advance(1)
+    assert stripes.terminated[0, 0, 0] and stripes.goal_terminated[0, 0, 0].all()
+    assert (stripes.goal_reward[0, 0, 0] == 0.0).all()
     env._goal[1] ^= 1 ^ env._bits[1] ^ env._goal[1]  # bit 1 never flips: the goal cannot be reached
-    for _ in range(3):
-        assert split.begin()
-        split.advance()
-    sink._store_goals(0, 3, has_terminated=False)
+    run.advance(3)
+    run.sink._store_goals(0, 3, has_terminated=False)
     ends, goals = stripes.goal_terminated[0, 1:4, 0], stripes.goal[0, 1:4, 0]
-    achieved = np.stack([step.achieved_goal for step in sink._episodes[0]])
+    achieved = np.stack([step.achieved_goal for step in run.sink._episodes[0]])
     assert np.array_equal(ends, (goals == achieved[:, None]).all(-1))
     assert np.array_equal(stripes.goal_reward[0, 1:4, 0], ends - 1.0)
     assert ends.any() and not ends.all()
-    settings: dict[str, Any] = {"n_step": 1, "gamma": 0.9, "reward_scale": 1.0, "reward_clip": None, "seed": 0}
-    batch = HindsightSampler(stripes, spec.observation, **settings).sample(1, 500)[0]
+    batch = run.sampler().sample(1, 500)[0]
     assert torch.equal(batch.discount == 0.0, batch.reward == 0.0)
 
 
@@ -138,7 +130,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
     judged: list[Any] = []
     judge = GoalEnvGroup.judge
     monkeypatch.setattr(GoalEnvGroup, "judge", lambda *args: (judged.append(args), judge(*args))[1])
-    run = Run(([float(number) for number in range(12)] + [None, 1.0], False), capacity=6)
+    run = scripted(([float(number) for number in range(12)] + [None, 1.0], False), capacity=6)
     run.advance(12)
     assert len(judged) == 4 * 7, "of rows that the worker may be overwriting there is nothing to read"
     stripes = run.stripes
@@ -150,7 +142,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
     run.advance(1)
     assert np.isnan(stripes.goal_reward[0, 12 % stripes.capacity, 0]).all(), "a row that is written anew has none"
 
-    run = Run(([float(number) for number in range(100)] + [None, 1.0], False), capacity=6)
+    run = scripted(([float(number) for number in range(100)] + [None, 1.0], False), capacity=6)
     lengths = []
     for _ in range(100):
         run.advance(1)
@@ -161,7 +153,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
         goals = stripes.goal[0, row % stripes.capacity, 0, :, 0]
         assert ((goals >= row) & (goals < 100)).all()
 
-    run = Run(([1.0, RuntimeError("broken"), 2.0, None], False))
+    run = scripted(([1.0, RuntimeError("broken"), 2.0, None], False))
     run.advance(1)
     with pytest.raises(EnvironmentCallFailed):
         run.advance(1)
@@ -169,7 +161,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
 
 def test_an_error_in_compute_reward_names_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedGoals, "compute_reward", lambda *_: {}["missing"])
-    run = Run(([1.0, None], False))
+    run = scripted(([1.0, None], False))
     with pytest.raises(EnvironmentCallFailed, match="environment 0 failed in compute_reward"):
         run.advance(1)
 
@@ -177,7 +169,7 @@ def test_an_error_in_compute_reward_names_the_environment(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("settings", [{}, {"reward_scale": 0.5, "reward_clip": 6000.0}])
 def test_a_share_of_what_is_drawn_has_another_goal_before_and_after_the_step(settings: dict[str, Any]) -> None:
     # Two episodes of two steps, which terminate, and the first step of a third one.
-    run = Run(([1.0, 2.0, None, 4.0, 5.0, None, 6.0, 6.0], True), her_goals=3, size=2)
+    run = scripted(([1.0, 2.0, None, 4.0, 5.0, None, 6.0, 6.0], True), her_goals=3, size=2)
     run.advance(5)
     layout, batch = run.spec.observation, run.sampler(**settings).sample(1, 4000)[0]
     places = {part.path[0]: place for part, place in zip(layout.parts, layout.places, strict=True)}
@@ -197,19 +189,9 @@ def test_a_share_of_what_is_drawn_has_another_goal_before_and_after_the_step(set
     assert torch.equal(batch.discount == 0.0, pictures[:, 0] == 1), "the second step of an episode ends it"
 
 
-def test_environments_without_goals_are_refused_with_what_they_lack() -> None:
-    env = BitFlip(3)
-    without = spec_of_spaces(env.observation_space["observation"], env.action_space, "X", None)
-    assert "arrays of numbers achieved_goal and desired_goal" in str(goal_problem(without))
-    unscored = spec_of_spaces(env.observation_space, env.action_space, "X", None)
-    assert "a method compute_reward" in str(goal_problem(unscored))
-    with pytest.raises(UsageError, match="her_goals"):
-        TrainConfig(algo="sac", her_goals=-1)
-
-
 @pytest.mark.parametrize(("num_splits", "num_envs", "her_goals"), [(1, 2, 4), (3, 1, 4), (1, 2, 5), (3, 1, 5)])
 def test_goals_go_through_a_checkpoint_with_their_steps(num_splits: int, num_envs: int, her_goals: int) -> None:
-    run = Run(([1.0, 2.0, 3.0, None, 8.0, 9.0, None], False), ([4.0, 5.0, None, 6.0, 6.5, 6.6, 6.7], True))
+    run = scripted(([1.0, 2.0, 3.0, None, 8.0, 9.0, None], False), ([4.0, 5.0, None, 6.0, 6.5, 6.6, 6.7], True))
     run.advance(4)
     restored = goal_stripes(run.spec, num_splits, num_envs, 300, her_goals)
     restored.restore(run.stripes.content())
@@ -226,7 +208,7 @@ def test_goals_go_through_a_checkpoint_with_their_steps(num_splits: int, num_env
 
 
 DIFFERENT = "step() and compute_reward() give a step different rewards"
-HER = ["--algo=sac", "--her_goals=4", "--env=contrib.hindsight.goal_envs:wrapped"]
+HER = ["--algo=sac", "--env=contrib.hindsight.goal_envs:wrapped"]
 
 
 @pytest.mark.parametrize(
@@ -243,45 +225,36 @@ HER = ["--algo=sac", "--her_goals=4", "--env=contrib.hindsight.goal_envs:wrapped
 def test_rewards_of_step_that_differ_from_those_of_compute_reward_are_warned_of(
     how: str, rewards: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kwargs = f'--env_kwargs={{"how": "{how}"}}'
-    assert validate.main([*HER, kwargs]) == 0
+    assert validate.main([*HER, "--her_goals=4", f'--env_kwargs={{"how": "{how}"}}']) == 0
     printed = capsys.readouterr().err
     assert DIFFERENT in printed and rewards in printed
-    assert validate.main([*HER[:1], *HER[2:], kwargs]) == 0
-    assert DIFFERENT not in capsys.readouterr().err, "without other goals only the rewards of step are trained on"
 
 
 def test_a_run_warns_of_rewards_that_differ_and_equal_ones_are_not_warned_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = [*HER, "--serial_mode=True", "--async_rl=False", "--num_workers=1", "--num_envs_per_worker=2"]
+    run = [
+        *HER,
+        "--her_goals=4",
+        "--serial_mode=True",
+        "--async_rl=False",
+        "--num_workers=1",
+        "--num_envs_per_worker=2",
+    ]
     run += ["--train_for_env_steps=60", "--warmup_env_steps=40", "--batch_size=8", f"--train_dir={tmp_path}"]
     assert train.main([*run, '--env_kwargs={"how": "scaled"}']) == 0
     printed = capsys.readouterr()
     assert DIFFERENT in printed.out + printed.err
-    for how in ("converted unit", "not clipped", "float32"):
-        assert validate.main([*HER, "--reward_scale=0.1", f'--env_kwargs={{"how": "{how}"}}']) == 0
+    for her_goals, how in ((4, "converted unit"), (4, "not clipped"), (4, "float32"), (0, "scaled")):
+        flags = [*HER, f"--her_goals={her_goals}", "--reward_scale=0.1", f'--env_kwargs={{"how": "{how}"}}']
+        assert validate.main(flags) == 0
         assert DIFFERENT not in capsys.readouterr().err, how
 
 
 @pytest.mark.parametrize("place", ["array", "dict", "list", "object", "lock"])
-def test_rewards_for_other_goals_use_the_info_of_their_own_step(place: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"num_workers": 1, "num_envs_per_worker": 2, "serial_mode": True, "async_rl": False}
-    settings |= {"train_for_env_steps": 60, "warmup_env_steps": 40, "batch_size": 8, "save_replay": True}
-    config = TrainConfig(
-        env="contrib.hindsight.goal_envs:ReusedInfo",
-        env_kwargs={"place": place},
-        algo="dqn",
-        her_goals=2,
-        train_dir=str(tmp_path),
-        **settings,
-    )
-    result = Trainer(config).run()
-    saved = checkpoint.latest(Path(result.folder) / "checkpoints")
-    assert saved is not None
-    replay = checkpoint.load(saved, with_replay=True).replay
-    assert replay is not None
-    valid, rewards, others = (replay.columns[f"{name}.0"][0] for name in ("valid", "reward", "goal_reward"))
-    is_stored = valid & np.isfinite(others).all(-1)
-    assert set(rewards[is_stored]) == {1.0, 2.0, 3.0, 4.0, 5.0}
-    assert (others[is_stored] == rewards[is_stored][:, np.newaxis]).all()
+def test_rewards_for_other_goals_use_the_info_of_their_own_step(place: str) -> None:
+    run = Run([ReusedInfo(place)])
+    run.advance(5)
+    rewards, others = run.stripes.reward[0, :5, 0], run.stripes.goal_reward[0, :5, 0]
+    assert rewards.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert (others == rewards[:, np.newaxis]).all()

@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from contrib.hub.fake_hub import FakeHub, running_hub
+from helpers.small_training import SMALL
 from path_options import check_users_folder
 
 from asyncrl import TrainConfig, Trainer, UsageError, load_policy
@@ -24,23 +25,6 @@ from asyncrl.contrib.hub import repository as addresses
 from asyncrl.storage import checkpoint as checkpoints
 from asyncrl.storage.checkpoint import ForeignCheckpointError
 
-SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "serial_mode": True,
-    "async_rl": False,
-    "num_workers": 1,
-    "num_envs_per_worker": 4,
-    "rollout": 16,
-    "batch_size": 64,
-    "num_batches_per_epoch": 2,
-    "num_epochs": 1,
-    "learner_threads": 1,
-    "encoder_mlp_layers": [8],
-    "report_every_s": 0.1,
-    "with_tensorboard": False,
-    "eval_every_env_steps": 1000,
-    "eval_episodes": 2,
-}
 OBSERVATIONS = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 REPO = "someone/cartpole"
 
@@ -106,6 +90,8 @@ def test_an_address_stands_for_the_run_and_a_revision_for_its_state_then(run: Pa
     hub.commit(REPO, other)
     assert actions(address) == actions(run, "best")
     assert actions(f"{address}@{first}") == actions(run)
+    hub.close()
+    assert actions(address) == actions(run, "best"), "what was loaded once needs no connection"
 
 
 def test_a_run_starts_from_the_weights_at_an_address(run: Path, hub: FakeHub, tmp_path: Path) -> None:
@@ -119,13 +105,6 @@ def test_a_run_starts_from_the_weights_at_an_address(run: Path, hub: FakeHub, tm
     weights, same = (checkpoints.load(path).model for path in (before, after))
     kept = [name for name in weights if name.endswith("weight") and "value" not in name]  # values are rescaled
     assert kept and all(torch.equal(weights[name], same[name]) for name in kept)
-
-
-def test_what_was_loaded_once_needs_no_connection(run: Path, hub: FakeHub) -> None:
-    assert push_run(run) == 0
-    expected = actions(f"hf://{REPO}")
-    hub.close()
-    assert actions(f"hf://{REPO}") == expected
 
 
 def test_a_later_push_replaces_the_checkpoints(run: Path, hub: FakeHub) -> None:
@@ -223,19 +202,12 @@ def test_a_run_that_names_code_is_not_used_from_its_address(
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("is_installed", [True, False])
 def test_a_pull_says_which_code_a_run_names_and_imports_none(
-    run: Path,
-    hub: FakeHub,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    is_installed: bool,
+    run: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert push_run(run, "--checkpoint=newest", "--episodes=0") == 0
     (tmp_path / "module_of_a_stranger.py").write_text(f"open({str(tmp_path / 'code_ran')!r}, 'w')\n")
-    if is_installed:
-        monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     files = dict(hub.files(REPO))
     given = {"algo": "module_of_a_stranger:ALGO", "import_modules": ["module_of_a_stranger"]}
     files["config.yaml"] = yaml.safe_dump({**yaml.safe_load(files["config.yaml"]), **given}).encode()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from layouts import vector_observation
 
-from asyncrl import TrainConfig
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.run import preflight
 from asyncrl.run.spec_warnings import training_returns_mislead
-from asyncrl.train import main as train
 from asyncrl.validate import main as validate
 
 
@@ -77,22 +74,6 @@ def test_turns_that_the_run_ends_before_are_warned_of() -> None:
     (warning,) = checked(*flags, "--num_policies=2", "--policy_mapping=random").warnings
     assert str(warning).startswith("--pbt_start_mutation=5000 is not reached: 10000 environment steps are about 5000 ")
     assert not checked(*flags, "--pbt_shared_dir=x").warnings
-
-
-def test_without_it_its_settings_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    (warning,) = checked("--env=Choice-v0", "--pbt_start_mutation=5").warnings
-    assert "No effect in this run: --pbt_start_mutation (needs with_pbt=True)" in str(warning)
-
-
-def test_the_shared_folder_may_be_a_path(tmp_path: Path) -> None:
-    assert TrainConfig(pbt_shared_dir=tmp_path).pbt_shared_dir == str(tmp_path)  # type: ignore[attr-defined]
-
-
-def test_a_mistake_is_one_sentence_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(["--env=Choice-v0", "--with_pbt=True"]) == 2
-    (error,) = (line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: "))
-    text = "error: --with_pbt=True needs several policies, or several runs with one --pbt_shared_dir."
-    assert error.startswith(text)
 
 
 def test_agents_with_different_spaces_are_refused(

@@ -73,7 +73,7 @@ def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
     return evaluate(policy, episodes=10, deterministic=True).mean_reward
 
 
-@pytest.mark.parametrize("mode", ["sync-local", "async-local", "async-central"])
+@pytest.mark.parametrize("mode", ["sync-local", "async-central"])
 def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_return(
     tmp_path: Path, mode: str
 ) -> None:
@@ -176,9 +176,9 @@ def test_each_policy_has_the_reward_shaping_of_its_line_in_the_environment(tmp_p
     assert round(second, 4) in returns.of_policies[1] <= {1.0, round(second, 4)}  # 1 is that of the first episodes
 
 
-@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
+@pytest.mark.parametrize("mode", ["serial", "async"])
 def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: str) -> None:
-    modes = {"serial": {"serial_mode": True, "async_rl": False}, "sync": {"async_rl": False}, "async": {}}
+    modes = {"serial": {"serial_mode": True, "async_rl": False}, "async": {}}
     shared: dict[str, Any] = {
         "env": "agent_envs:own_bits",
         "train_dir": str(tmp_path),

@@ -246,13 +246,6 @@ def test_a_run_that_was_killed_before_a_checkpoint_begins_in_the_same_way(tmp_pa
     assert Population(tmp_path, seed=1).lines != lines
 
 
-def test_an_observer_may_let_a_policy_take_over_another(tmp_path: Path) -> None:
-    found = Population(tmp_path)
-    found.changes()
-    found.run.take_over(1, 2)
-    assert found.changes() == [None, PolicyChange(Hyperparameters(), 2), None]
-
-
 def test_turns_that_were_not_sent_are_forgotten_at_a_restart_and_other_requests_are_not(tmp_path: Path) -> None:
     found = Population(tmp_path)  # its first values are turns
     found.run.withdraw_turns()
@@ -365,7 +358,7 @@ def test_two_runs_with_one_name_cannot_be_members_of_one_population(tmp_path: Pa
         member(tmp_path, "another", pbt_shared_dir=str(file))
 
 
-def test_a_shared_folder_that_is_away_for_a_while_costs_a_turn_and_no_run(tmp_path: Path) -> None:
+def test_unreachable_shared_folder_skips_one_turn(tmp_path: Path) -> None:
     own = member(tmp_path, "own")
     (tmp_path / "shared").rmdir()
     own.record((600,), (1.0,))

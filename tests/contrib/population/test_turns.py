@@ -25,24 +25,24 @@ def members(*objectives: float) -> dict[str, Member]:
     }
 
 
-def take_turn(name: str, population: dict[str, Member], seed: int = 0, **more: Any) -> Turn:
+def decide_turn(name: str, population: dict[str, Member], seed: int = 0, **more: Any) -> Turn:
     is_reference = more.pop("is_reference", False)
     found = rules(**{"pbt_mutation_rate": 0.0, **more})
-    return found.take_turn(name, population, random.Random(seed), is_reference=is_reference)
+    return found.decide_turn(name, population, random.Random(seed), is_reference=is_reference)
 
 
 def test_the_best_share_keeps_all_and_the_worst_share_takes_over_one_of_the_best() -> None:
     # A fraction of 0.3 of 5 are 2, rounded up.
     population = members(10.0, 1.0, 50.0, 2.0, 40.0)
-    turns = {name: take_turn(name, population) for name in population}
+    turns = {name: decide_turn(name, population) for name in population}
     assert {name: turn.action for name, turn in turns.items()} == {
         "a": "mutated", "b": "replaced", "c": "kept", "d": "replaced", "e": "kept",
     }  # fmt: skip
-    assert {take_turn("b", population, seed).source for seed in range(20)} == {"c", "e"}
+    assert {decide_turn("b", population, seed).source for seed in range(20)} == {"c", "e"}
     turn = turns["b"]
     assert turn.source is not None and turn.values == population[turn.source].values
     assert turns["a"].values == population["a"].values and turns["a"].source is None
-    assert [take_turn(name, population, pbt_replace_fraction=0.0).action for name in "abc"] == ["mutated"] * 3
+    assert [decide_turn(name, population, pbt_replace_fraction=0.0).action for name in "abc"] == ["mutated"] * 3
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,20 @@ def test_the_best_share_keeps_all_and_the_worst_share_takes_over_one_of_the_best
 def test_a_bad_member_is_replaced_if_the_other_is_better_by_both_gaps(
     better: float, gaps: dict[str, float], action: str
 ) -> None:
-    assert take_turn("a", members(91.0, better), **gaps).action == action
+    assert decide_turn("a", members(91.0, better), **gaps).action == action
 
 
 def test_negative_objectives_are_compared_by_their_size() -> None:
-    assert take_turn("a", members(-200.0, -100.0)).action == "replaced"
-    assert take_turn("a", members(-105.0, -100.0)).action == "mutated"
-    assert take_turn("a", members(-1.0, 0.0)).action == "replaced"
+    assert decide_turn("a", members(-200.0, -100.0)).action == "replaced"
+    assert decide_turn("a", members(-105.0, -100.0)).action == "mutated"
+    assert decide_turn("a", members(-1.0, 0.0)).action == "replaced"
 
 
 def test_the_reference_is_replaced_but_never_mutated() -> None:
     population = members(1.0, 50.0, 20.0, 20.0)
-    turn = take_turn("a", population, is_reference=True, pbt_mutation_rate=1.0)
+    turn = decide_turn("a", population, is_reference=True, pbt_mutation_rate=1.0)
     assert turn.source in ("b", "c") and turn.values == population[turn.source].values
-    alone = take_turn("d", population, is_reference=True, pbt_mutation_rate=1.0, pbt_replace_fraction=0.0)
+    alone = decide_turn("d", population, is_reference=True, pbt_mutation_rate=1.0, pbt_replace_fraction=0.0)
     assert alone.values == population["d"].values
 
 
@@ -116,7 +116,7 @@ def test_gamma_and_adaptive_rates_stay_in_their_ranges() -> None:
 
 def test_the_same_numbers_give_the_same_turn() -> None:
     population = members(10.0, 1.0, 50.0, 2.0)
-    first, second, other = (take_turn("b", population, seed, pbt_mutation_rate=0.5) for seed in (1, 1, 2))
+    first, second, other = (decide_turn("b", population, seed, pbt_mutation_rate=0.5) for seed in (1, 1, 2))
     assert first == second != other
 
 
@@ -132,5 +132,5 @@ def test_a_population_finds_the_best_learning_rate() -> None:
                 each: Member(-abs(math.log(rate / best)), {**found.defaults, "learning_rate": rate})
                 for each, rate in rates.items()
             }
-            rates[name] = found.take_turn(name, population, draw).values["learning_rate"]
+            rates[name] = found.decide_turn(name, population, draw).values["learning_rate"]
     assert all(best / 2.0 < rate < best * 2.0 for rate in rates.values()), rates

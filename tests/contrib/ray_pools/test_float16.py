@@ -17,7 +17,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools.batches import PackedObservations, float16_row_bytes
 from asyncrl.contrib.ray_pools.rules import float16_problems
 from asyncrl.contrib.ray_pools.sent_rows import RowCodec
-from asyncrl.contrib.ray_pools.sent_slots import SlotCodec
+from asyncrl.contrib.ray_pools.sent_slots import slot_record
 from asyncrl.contrib.ray_pools.traffic import Traffic
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import ObservationLayout, ObservationPart
@@ -73,7 +73,7 @@ def test_integers_and_images_travel_as_they_are() -> None:
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_a_slot_and_a_row_are_smaller_by_half_of_their_observations(algo: str) -> None:
     plan = planned(algo=algo, cluster="ray", num_envs_per_worker=3, batch_size=12, rollout=4, replay_size=100)
-    codecs: list[Any] = []
+    sizes: list[int] = []
     for observations in ("float32", "float16"):
         config = TrainConfig(cluster="ray", cluster_observations=observations)
         if algo == "ppo":
@@ -82,8 +82,8 @@ def test_a_slot_and_a_row_are_smaller_by_half_of_their_observations(algo: str) -
             arena = Game(1.0, 0, [1], num_envs=3, warmup=1000).arena
         spec = BOX if algo == "ppo" else dataclasses.replace(BOX, observation=vector(4))
         setup = RunSetup(config, plan, spec, arena, Path(), None, 0)
-        codecs.append(SlotCodec(setup) if algo == "ppo" else RowCodec(setup))
-    full, half = ((codec.slot_bytes if algo == "ppo" else codec.row_bytes) for codec in codecs)
+        sizes.append(slot_record(setup).num_bytes if algo == "ppo" else RowCodec(setup).row_bytes)
+    full, half = sizes
     # Slots have 5 rows of observations of 2 numbers; a row of a replay has one of 4 numbers.
     assert full - half == 3 * (5 * 2 if algo == "ppo" else 4) * 2
     saved = Traffic.of(plan, BOX, 10).step_bytes - Traffic.of(plan, BOX, 10, has_float16=True).step_bytes

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import rules
+from helpers.rules import CPU
 
 from asyncrl.analysis.records import Run
 from asyncrl.config.errors import Problem
@@ -15,14 +17,10 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.warnings import find_warnings
-from asyncrl.modes.choice import find_problems
-
-CPU = Machine(cores=16)
 
 
 def problems(machine: Machine = CPU, **settings: Any) -> list[Problem]:
-    config = TrainConfig(**{"env": "CartPole-v1", "cluster": "ray", **settings})
-    return find_problems(config, resolve(config, machine), machine)
+    return rules.problems(machine, **{"cluster": "ray", **settings})
 
 
 def only(found: list[Problem]) -> Problem:

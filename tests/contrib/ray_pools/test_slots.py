@@ -14,7 +14,7 @@ from asyncrl.buffers.slots import SlotState, SlotStateError
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools import sent_slots
-from asyncrl.contrib.ray_pools.sent_slots import PermitLedger, SlotCodec, SlotSender
+from asyncrl.contrib.ray_pools.sent_slots import PermitLedger, SlotSender, slot_record
 from asyncrl.learner.slot_ledger import SlotLedger
 from asyncrl.run.setup import RunSetup
 
@@ -35,7 +35,9 @@ def test_a_slot_arrives_with_every_array_but_its_state_and_owner() -> None:
     received.grant(0, 1)
     received.grant(1, 0)
     here_, there_ = (RunSetup(TrainConfig(cluster="ray"), plan, BOX, arena, Path(), None, 0) for arena in (here, there))
-    SlotCodec(here_).unpack(SlotCodec(there_).pack([0, 1])[1], 1)
+    record = slot_record(there_)
+    record.pack(1, content := np.empty(record.num_bytes, np.uint8))
+    slot_record(here_).unpack(content, 1)
     words = {"slots.state", "slots.owner"}
     assert {name for name in arrays if not np.array_equal(there.array(name)[1], here.array(name)[1])} == words
     assert (received.state(1), received.owner[1]) == (SlotState.FILLING, 0)
@@ -102,6 +104,5 @@ def test_remote_splits_are_granted_one_slot_ahead_in_async_and_none_in_sync() ->
 
 
 def test_the_process_of_a_pool_needs_no_torch() -> None:
-
     code = "import sys, asyncrl.contrib.ray_pools.pool; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

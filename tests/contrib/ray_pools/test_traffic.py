@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from small_runs import BOX, planned
 
-from asyncrl.contrib.ray_pools.traffic import Network, Traffic
+from asyncrl.contrib.ray_pools.traffic import Traffic
 
 
 def test_bytes_each_way_and_what_a_network_carries() -> None:
@@ -25,7 +25,7 @@ def test_bytes_each_way_and_what_a_network_carries() -> None:
     arriving, leaving = traffic.most_steps_per_s(8.0)
     assert arriving == pytest.approx(1e6 / (0.75 * of_slot / 4))
     assert leaving == pytest.approx(1e6 / (3 * 4000 * 0.25))
-    assert "8 Mbit/s each way carry" in traffic.describe(Network(8.0))[1]
+    assert "8 Mbit/s each way carry" in traffic.describe(8.0)[1]
     at_speed = traffic.bytes_per_s(100.0)
     assert at_speed == (100 * 0.75 * of_slot / 4, 100 * 3 * 4000 * 0.25)
     assert traffic.bytes_per_s(100.0, 0.1)[1] == 10 * 3 * 4000, "one publication in a round trip, not 25 a second"
@@ -54,7 +54,7 @@ def test_bytes_of_gradients() -> None:
     assert (traffic.permitted_steps, traffic.num_permits) == (8, 2)
     passes = planned(algo="ppo", num_epochs=3, batch_size=4, num_gradients_to_combine=2, **settings, **pools)
     assert Traffic.of(passes, BOX, 1000).step_bytes == 6 * traffic.step_bytes, "six gradients of each rollout"
-    lines = traffic.describe(Network(8.0, round_trip_ms=100.0, worker_steps_per_s=100.0))
+    lines = traffic.describe(8.0, round_trip_ms=100.0, worker_steps_per_s=100.0)
     assert "gradients of" in lines[1] and "gradients arrive" in lines[2]
     assert "with 2 in flight; it adds" in lines[3], "no other number can be chosen"
 
@@ -104,15 +104,15 @@ def test_datasets_that_are_collected_with_fixed_weights_get_no_older() -> None:
 
 
 def test_what_is_known_of_a_network_is_put_in_words() -> None:
-    lines = traffic().describe(Network(1.0, 1500.0, 200.0, 1200.0))
+    lines = traffic().describe(1.0, 1500.0, 200.0, 1200.0)
     assert len(lines) == 5
     # 125,000 bytes a second are 2,500 steps/s of pools, which are 40 of 42 workers.
     assert "all workers together make 2,625 steps/s, which the bandwidth limits," in lines[2]
     assert "1 Mbit/s of samples arrive, at most 0.0533 Mbit/s of weights leave" in lines[2]
-    assert "at most 1 Mbit/s of weights leave" in traffic(weights_bytes=10**6).describe(Network(1.0, 0.0, 200.0))[2]
+    assert "at most 1 Mbit/s of weights leave" in traffic(weights_bytes=10**6).describe(1.0, 0.0, 200.0)[2]
     assert "it adds 59.1 versions to the lag" in lines[3]
     assert "50 % of their speed with 2 in flight, and all of it with 4" in lines[3]
     assert lines[4] == "1,200 steps/s need 2 pools of 4 workers"
-    assert traffic().describe(Network(1.0, 0.0, 200.0, 9000.0))[3].endswith(", but 1 Mbit/s carry only 2,625")
-    sync = traffic(versions_per_step=0.0, num_permits=1).describe(Network(None, 500.0, 200.0))
+    assert traffic().describe(1.0, 0.0, 200.0, 9000.0)[3].endswith(", but 1 Mbit/s carry only 2,625")
+    sync = traffic(versions_per_step=0.0, num_permits=1).describe(None, 500.0, 200.0)
     assert sync[-1].endswith("reach 50 % of their speed in sync mode, which waits for it; async hides it")

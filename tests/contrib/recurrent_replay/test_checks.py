@@ -5,27 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers import rules
 
 from asyncrl.config.errors import Problem
-from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.warnings import find_warnings
-from asyncrl.modes.choice import find_problems
-
-CPU = Machine(cores=16)
 
 
 def problems(**settings: Any) -> list[Problem]:
-    config = TrainConfig(**{"env": "CartPole-v1", "algo": "sac", "use_rnn": True, "num_workers": 1, **settings})
-    return find_problems(config, resolve(config, CPU), CPU)
+    return rules.problems(**{"algo": "sac", "use_rnn": True, "num_workers": 1, **settings})
 
 
 @pytest.mark.parametrize(
     ("settings", "words", "fitting"),
     [
         ({"n_step": 3}, "--use_rnn=True with --algo=sac cannot be used with --n_step=3", "--n_step=1"),
-        ({"use_sde": True}, "--use_rnn=True with --algo=sac cannot be used with --use_sde=True", "--use_sde=False"),
         ({"backend": "hogwild"}, "--backend=hogwild", "--backend=actor_learner"),
         ({"num_critics": 3}, "--num_critics=3", "--num_critics=2"),
         ({"batch_size": 40}, "--recurrence=16 must divide --batch_size=40", "--batch_size=48"),
@@ -43,14 +37,9 @@ def test_what_does_not_go_together_is_one_sentence(settings: dict[str, Any], wor
     assert problems() == problems(algo="td3") == problems(**{**settings, "use_rnn": False}) == []
 
 
-def test_rows_from_other_machines_have_no_states() -> None:
-    found = problems(cluster="ray", num_remote_hosts=1)
-    assert any("--use_rnn=True of --algo=sac" in problem.text for problem in found)
-
-
 def test_the_warmup_holds_a_first_sequence_of_each_environment() -> None:
     many = {"num_workers": 160, "num_envs_per_worker": 64, "warmup_env_steps": 10_000}
-    replay = resolve(TrainConfig(algo="sac", use_rnn=True, burn_in=8, recurrence=16, **many), CPU).replay
+    replay = resolve(TrainConfig(algo="sac", use_rnn=True, burn_in=8, recurrence=16, **many), rules.CPU).replay
     assert replay is not None and replay.warmup_env_steps == 160 * 64 * 25
 
 
@@ -58,6 +47,5 @@ def test_the_warmup_holds_a_first_sequence_of_each_environment() -> None:
     ("settings", "needed"), [({"algo": "sac"}, "use_rnn=True"), ({"algo": "ppo", "use_rnn": True}, "algo=sac or td3")]
 )
 def test_only_sequences_have_rows_that_warm_up(settings: dict[str, Any], needed: str) -> None:
-    config = TrainConfig(env="CartPole-v1", burn_in=64, **settings)
-    texts = [warning.text for warning in find_warnings(config, resolve(config, CPU), {"burn_in": 64})]
+    texts = [warning.text for warning in rules.warnings(burn_in=64, **settings)]
     assert any(f"--burn_in (needs {needed})" in text for text in texts), texts

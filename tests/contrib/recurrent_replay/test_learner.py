@@ -248,7 +248,7 @@ def test_an_update_of_td3_is_that_of_networks_stepped_row_by_row() -> None:
     torch.testing.assert_close(moments["actor.exp_avg.0"], 0.1 * gradient_of(actor))
 
 
-@pytest.mark.parametrize(("rnn_type", "num_layers"), [("gru", 1), ("gru", 2), ("lstm", 1), ("lstm", 2)])
+@pytest.mark.parametrize(("rnn_type", "num_layers"), [("gru", 2), ("lstm", 1)])
 @pytest.mark.parametrize("has_gradient", [True, False])
 def test_burn_in_from_a_stored_state_gives_what_steps_from_the_first_row_of_an_episode_give(
     rnn_type: str, num_layers: int, has_gradient: bool
@@ -312,22 +312,6 @@ def test_a_restored_learner_continues_to_the_bit(algo: str, precision: str) -> N
     assert torch.equal(learner.publication(), restored.publication())
 
 
-def test_acting_step_by_step_is_the_unrolled_policy() -> None:
-    actor = make(double=False).model
-    (batch,) = draw(BOX, 1, dtype=torch.float32)
-    state, parameters = batch.rnn_state, []
-    for row in range(LENGTH):
-        result = actor.act(batch.obs[:, row], rnn_state=state)
-        state = result.rnn_state
-        parameters.append(result.action_parameters)
-    begins = torch.zeros(LENGTH, SIZE, dtype=torch.bool)
-    with torch.no_grad():
-        unrolled = actor.unroll(Inputs(batch.obs[:, :LENGTH].transpose(0, 1).flatten(0, 1)), batch.rnn_state, begins)
-    torch.testing.assert_close(unrolled, torch.cat(parameters), atol=1e-6, rtol=1e-5)
-    first = actor.act(batch.obs[:, 0], deterministic=True)
-    assert torch.equal(first.rnn_state, actor.act(batch.obs[:, 0], rnn_state=torch.zeros(SIZE, 6)).rnn_state)
-
-
 def test_a_model_without_a_core_is_refused() -> None:
     class Plain(SacActor):
         def build(self, spec: EnvSpec, config: TrainConfig) -> None:
@@ -353,10 +337,3 @@ def test_critics_that_would_not_be_called_are_refused() -> None:
         config = TrainConfig(algo="sac", use_rnn=True, rnn_size=4, encoder_mlp_layers=[8])
         with pytest.raises(UsageError, match=words):
             RecurrentSacLearner(Actor(BOX, config), config, BOX, torch.device("cpu"))
-
-
-def test_actor_and_critics_have_cores_of_their_own() -> None:
-    learner = make()
-    assert isinstance(learner.critic, TwinCritic)
-    assert learner.model.core is not learner.critic.core
-    assert learner.critic.core is not learner.target_critic.core

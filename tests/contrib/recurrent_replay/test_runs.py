@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_helper import REPLAY_MODES, FinishedRun, assert_same_training, mean_return, run
+from helpers.resuming import whole_and_resumed
+from run_helper import REPLAY_MODES, FinishedRun, mean_return, run
 
 from asyncrl.contrib.recurrent_replay.learner import RecurrentSacLearner
 from asyncrl.contrib.recurrent_replay.sampler import Sequences
@@ -42,17 +43,13 @@ RECURRENT: dict[str, Any] = {
 RECALL = {**RECURRENT, "gamma": 0.0, "reward_scale": 18.0, "ent_coef": 0.05, "train_for_env_steps": 4000}
 
 
-def loaded(finished: FinishedRun) -> checkpoint.Checkpoint:
-    assert finished.outcome.checkpoint is not None, finished.outcome.error
-    return checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True)
-
-
 def check_states(finished: FinishedRun) -> int:
     """Fails unless each stored state is that of a policy stepped from its episode's start; returns how many rows.
 
     The policy was not trained, so all of it acted with the same weights. A worker that started late may have no row.
     """
-    content, num_rows = loaded(finished), 0
+    assert finished.outcome.checkpoint is not None, finished.outcome.error
+    content, num_rows = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True), 0
     model = make_acting_model(finished.spec, finished.config)
     assert isinstance(model, SacActor)
     model.load_state_dict(dict(content.model))
@@ -115,14 +112,11 @@ def test_a_recurrent_policy_of_td3_echoes_the_number_before(tmp_path: Path) -> N
     assert mean_return(finished) > -0.3  # of 0; -1 at best without memory
 
 
-def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stopped(tmp_path: Path) -> None:
-    settings = {**RECURRENT, "checkpoint_resets": True, "save_replay": True, "normalize_input": True}
-    settings |= {"train_for_env_steps": 900, "save_every_env_steps": 500, "keep_checkpoints": 100}
-    whole = run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
-    path = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")[-1]
-    resumed = run(tmp_path / "resumed", "serial", "CartPole-v1", resume_from=path, **settings)
-    first, second = loaded(whole), loaded(resumed)
-    assert_same_training(first, second)
+def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(tmp_path: Path) -> None:
+    settings = {**RECURRENT, "save_replay": True, "normalize_input": True}
+    settings |= {"train_for_env_steps": 900, "save_every_env_steps": 500}
+    first, second = whole_and_resumed(tmp_path, "CartPole-v1", **settings)
+    assert first.replay is not None and second.replay is not None
     columns, others = first.replay.columns, second.replay.columns
     assert all(np.array_equal(column[0], others[name][0]) for name, column in columns.items())
     assert "rnn_state.0" in columns

@@ -20,7 +20,6 @@ from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.inference.policy import load_policy
-from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.storage import checkpoint
 from asyncrl.storage.checkpoint import Checkpoint
@@ -49,10 +48,8 @@ SMALL: dict[str, Any] = {
 }
 MODES = {
     "serial": {"serial_mode": True, "async_rl": False},
-    "sync-local": {"async_rl": False, "inference_mode": "local"},
     "sync-central": {"async_rl": False, "inference_mode": "central"},
     "async-local": {"inference_mode": "local"},
-    "async-central": {"inference_mode": "central"},
 }
 
 
@@ -107,25 +104,7 @@ def test_a_recurrent_policy_trains_on_its_own_rows_of_a_game_of_turns(tmp_path: 
     assert sum(member["won"] + member["lost"] for member in ratings_of(result.folder)["members"]) > 10
 
 
-def test_the_ratio_shows_rows_of_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above would fail if the learner took all rows."""
-    plan = PolicyRows._plan
-
-    def plan_all(rows: PolicyRows, slot: int) -> Any:
-        policy_idx = rows._slots.policy_idx[slot]
-        before = policy_idx.copy()
-        policy_idx[:] = 0
-        found = plan(rows, slot)
-        policy_idx[:] = before
-        return found
-
-    monkeypatch.setattr(PolicyRows, "_plan", plan_all)
-    pool = {"self_play_pool_share": 0.9, "self_play_add_every_env_steps": 1000}
-    result = train(tmp_path, train_for_env_steps=4000, **pool, **MODES["serial"])
-    assert max(values_of(result, "train/max_ratio_deviation_first_batch")) > 0.01
-
-
-@pytest.mark.parametrize("mode", ["serial", "async-central"])
+@pytest.mark.parametrize("mode", ["serial", "sync-central"])
 def test_members_play_with_the_weights_with_which_they_were_frozen(tmp_path: Path, mode: str) -> None:
     """Without learning, nobody wins against one that names each bit, or loses against one that never does."""
     settings = {"learning_rate": 0.0, "self_play_pool_share": 1.0, "self_play_add_every_env_steps": 10**9}
@@ -213,10 +192,7 @@ GAME = "--env=agent_envs:duel"
     ("flags", "text"),
     [
         (("--env=CartPole-v1",), "--self_play=True needs an environment of several agents, and CartPole-v1 has one"),
-        (
-            ("--env=agent_envs:unlike",),
-            "--self_play=True needs agents with the same spaces",
-        ),
+        (("--env=agent_envs:unlike",), "--self_play=True needs agents with the same spaces"),
         ((GAME, "--num_policies=2"), "trains one policy against its own earlier versions, not --num_policies=2"),
         ((GAME, "--algo=sac"), "--self_play=True cannot be used with --algo=sac"),
         ((GAME, "--fixed_lag=True"), "--fixed_lag is not available with --self_play=True"),
@@ -231,9 +207,3 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], flags: tu
     error = capsys.readouterr().err
     assert text in error
     assert "is no multiple" not in error, "the rule of policies of other spaces"
-
-
-def test_a_setting_of_the_pool_without_self_play_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
-    assert validate([GAME, "--self_play_pool_size=3"]) == 0
-    captured = capsys.readouterr()
-    assert "No effect in this run: --self_play_pool_size (needs self_play=True)" in captured.out + captured.err

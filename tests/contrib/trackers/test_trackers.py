@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.small_training import SMALL
 
 import asyncrl
 from asyncrl import RunResult, TrainConfig, Trainer
@@ -24,25 +25,7 @@ from asyncrl.observers.trackers import RESUMED_AT, TrackedRunInfo, Tracker
 from asyncrl.storage.checkpoint import latest, saved_env_steps
 
 ROOT = Path(asyncrl.__file__).parents[1]
-SMALL: dict[str, Any] = {
-    "env": "CartPole-v1",
-    "experiment": "tracked",
-    "serial_mode": True,
-    "async_rl": False,
-    "num_workers": 1,
-    "num_envs_per_worker": 4,
-    "rollout": 16,
-    "batch_size": 64,
-    "num_batches_per_epoch": 2,
-    "num_epochs": 1,
-    "learner_threads": 1,
-    "encoder_mlp_layers": [8],
-    "report_every_s": 0.1,
-    "with_tensorboard": False,
-    "eval_every_env_steps": 1000,
-    "eval_episodes": 2,
-    "save_every_env_steps": 1000,
-}
+SAVING = {**SMALL, "experiment": "tracked", "save_every_env_steps": 1000}
 VIDEOS = {"env": "drawn_envs:counter", "video_every_env_steps": 1000}
 OFFLINE = {
     "wandb": {"WANDB_MODE": "offline"},
@@ -121,7 +104,7 @@ class Listens(Observer):
 
 
 def train(folder: Path, *callbacks: Observer, **settings: Any) -> RunResult:
-    config = TrainConfig(**{**SMALL, "train_dir": str(folder), "train_for_env_steps": 2000, **settings})
+    config = TrainConfig(**{**SAVING, "train_dir": str(folder), "train_for_env_steps": 2000, **settings})
     return Trainer(config, callbacks, preset="none").run()
 
 
@@ -136,7 +119,7 @@ def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str
     pytest.importorskip(trackers.trackers()[name][1])
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN_TWICE, name, json.dumps({**SMALL, **VIDEOS})],
+        [sys.executable, "-c", TRAIN_TWICE, name, json.dumps({**SAVING, **VIDEOS})],
         cwd=tmp_path,
         env={**os.environ, **OFFLINE[name], "PYTHONPATH": path, "HOME": str(tmp_path)},
         capture_output=True,
@@ -185,7 +168,7 @@ def test_a_tracker_gets_every_record_and_the_best_checkpoint_without_its_replay(
     sac = {"algo": "sac", "save_replay": True, "warmup_env_steps": 200, "updates_per_env_step": 0.1}
     sac |= {"env": "Pendulum-v1", "train_for_env_steps": 1200}
     left_out = ("rollout", "num_batches_per_epoch", "num_epochs", "async_rl")
-    settings = {name: value for name, value in SMALL.items() if name not in left_out}
+    settings = {name: value for name, value in SAVING.items() if name not in left_out}
     config = TrainConfig(**{**settings, **sac, "train_dir": str(tmp_path)})
     Trainer(config, [Tracker("fake", fake.connect)], preset="none").run()
     folder = tmp_path / "tracked"
