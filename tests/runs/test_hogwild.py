@@ -15,7 +15,7 @@ import pytest
 import torch
 from command import Command
 from run_helper import FinishedRun, mean_return, run
-from runs.test_sac import GREEDY, SAC, learner_of, values
+from sac_runs import GREEDY, SAC, learner_of, values
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
@@ -105,7 +105,7 @@ def test_a_policy_answers_an_image(algo: str, num_steps: int, tmp_path: Path) ->
 )
 def test_sac_finds_values_and_actions_with_two_workers(mode: str, hogwild_mode: str, tmp_path: Path) -> None:
     own = {"backend": "hogwild", "hogwild_mode": hogwild_mode}
-    settings = {**SAC, **GREEDY, **own, "num_envs_per_worker": 1}
+    settings = {**GREEDY, **own, "num_envs_per_worker": 1}
     endless = run(tmp_path / "endless", mode, "EndlessReward", **settings, env_kwargs={"terminates": False})
     assert values(endless, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.4)
     updates = learner_of(endless).policy_version

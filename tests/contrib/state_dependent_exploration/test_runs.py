@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from run_helper import FinishedRun, assert_same_training, mean_return, run
-from runs.test_sac import SAC
+from sac_runs import SAC
 
 from asyncrl.storage import checkpoint
 
