@@ -34,9 +34,7 @@ def train(start: Start, *flags: str) -> tuple[Command, int, str, str]:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--inference_mode=local",), id="local"),
         pytest.param(("--inference_mode=central", "--async_rl=False"), id="central-sync"),
-        pytest.param(("--serial_mode",), id="serial"),
         pytest.param(SAC, id="sac"),
         pytest.param(A3C, id="a3c"),
         pytest.param((*SAC, "--backend=hogwild"), id="hogwild-sac"),
@@ -65,9 +63,7 @@ def test_a_step_that_raises_and_one_that_is_no_number_are_left_out_and_the_run_r
     assert all(torch.isfinite(tensor).all() for tensor in (*content.model.values(), *content.optimizer.values()))
 
 
-@pytest.mark.parametrize(
-    "flags", [("--inference_mode=local",), ("--serial_mode",), A3C], ids=["local", "serial", "a3c"]
-)
+@pytest.mark.parametrize("flags", [("--serial_mode",), A3C], ids=["serial", "a3c"])
 def test_an_environment_that_fails_again_and_again_ends_the_run_with_what_was_learned(
     start: Start, flags: tuple[str, ...]
 ) -> None:

@@ -73,15 +73,14 @@ def test_a_limit_that_is_too_low_is_one_sentence_before_the_run(tmp_path: Path, 
     assert not (tmp_path / "train_dir").exists()
 
 
-@pytest.mark.parametrize("command", ["validate", "train"])
 @pytest.mark.parametrize(
-    ("change", "parts"),
+    ("command", "change", "parts"),
     [
-        ({"prelude": FEW_TASKS}, ("allows 30 processes and threads", "22 run", "--pids-limit")),
-        ({"prelude": NO_THREADS}, ("threads can be started", "ulimit -u")),
-        ({"prelude": NO_TEMPORARY_FOLDER}, ("temporary folder", "TMPDIR")),
-        ({"limit": limit(resource.RLIMIT_AS, 800 << 20)}, ("819200 KiB of address space", "ulimit -v")),
-        ({"limit": limit(resource.RLIMIT_FSIZE, 20 << 10)}, ("A file may have 20 KiB", "ulimit -f")),
+        ("validate", {"prelude": FEW_TASKS}, ("allows 30 processes and threads", "22 run", "--pids-limit")),
+        ("train", {"prelude": NO_THREADS}, ("threads can be started", "ulimit -u")),
+        ("validate", {"prelude": NO_TEMPORARY_FOLDER}, ("temporary folder", "TMPDIR")),
+        ("train", {"limit": limit(resource.RLIMIT_AS, 800 << 20)}, ("819200 KiB of address space", "ulimit -v")),
+        ("train", {"limit": limit(resource.RLIMIT_FSIZE, 20 << 10)}, ("A file may have 20 KiB", "ulimit -f")),
     ],
     ids=["control group", "threads", "temporary folder", "address space", "file size"],
 )

@@ -69,7 +69,7 @@ def test_it_trains_resumes_and_is_evaluated_by_the_command_lines(
     assert first is not None
     assert checkpoint.load(first).state["config"]["advantage_power"] == 0.5
 
-    resumed = start("asyncrl.train", "--train_for_env_steps=8000", is_fresh=True)
+    resumed = start("asyncrl.train", "--train_for_env_steps=8000")
     code, _, stderr = resumed.finish()
     assert code == 0, stderr
     assert resumed.summary()["env_steps"] >= 8000
@@ -79,7 +79,7 @@ def test_it_trains_resumes_and_is_evaluated_by_the_command_lines(
     assert after.state["config"]["advantage_power"] == 0.5, "the run resumes with its settings"
     assert any(not np.array_equal(before.model[name], after.model[name]) for name in after.model)
 
-    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=2", "--json", is_fresh=True).finish()
+    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=2", "--json").finish()
     assert code == 0, stderr
     assert json.loads(stdout.splitlines()[-1])["episodes"] == 2
     policy = asyncrl.load_policy(training.folder)
@@ -198,7 +198,7 @@ def test_actions_are_squashed_where_the_actor_of_sac_acts() -> None:
 def test_one_that_learns_from_a_replay_is_trained(start: Callable[..., Command]) -> None:
     flags = ("--algo=toy_algorithms:BOUNDED_SAC", "--env=Pendulum-v1", "--preset=none", "--most_value=0.5")
     sizes = ("--train_for_env_steps=600", "--warmup_env_steps=200", "--num_workers=1", "--num_envs_per_worker=2")
-    training = start("asyncrl.train", *flags, *sizes, is_fresh=True)
+    training = start("asyncrl.train", *flags, *sizes)
     code, _, stderr = training.finish()
     assert code == 0, stderr
     saved = training.checkpoint()

@@ -55,10 +55,9 @@ def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(async_rl: bo
     assert len(found) == 4  # three boundaries, and the end
     collected = sum(report.env_steps for report in whole.reports if isinstance(report, RolloutReport))
     assert collected >= whole.outcome.env_steps  # no part keeps what it has collected to itself
-    for path in found[1:]:
-        resumed = run_helper.run(tmp_path / path.name, "serial", "CartPole-v1", resume_from=path, **settings)
-        assert resumed.outcome.env_steps == whole.outcome.env_steps
-        assert_same(Path(resumed.outcome.checkpoint), found[0])
+    resumed = run_helper.run(tmp_path / "resumed", "serial", "CartPole-v1", resume_from=found[2], **settings)
+    assert resumed.outcome.env_steps == whole.outcome.env_steps
+    assert_same(Path(resumed.outcome.checkpoint), found[0])
 
 
 def test_a_resumed_run_does_not_begin_with_the_episodes_with_which_it_once_began(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from asyncrl.config.loading import load
 from asyncrl.observers.observer import StartPoint
 from asyncrl.observers.reports import EpisodeRecord, EvaluationReport
 from asyncrl.observers.summary import ResumedTotals, Summary
+from asyncrl.train import main as train_main
+from asyncrl.validate import main as validate_main
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -39,7 +41,9 @@ SMALL: dict[str, Any] = {
     "report_every_s": 0.1,
     "with_tensorboard": False,
 }
-MODES = [pytest.param({"serial_mode": True}, id="serial"), pytest.param({}, id="parallel")]
+SERIAL: dict[str, Any] = {"serial_mode": True}
+PARALLEL: dict[str, Any] = {}
+MODES = [pytest.param(SERIAL, id="serial"), pytest.param(PARALLEL, id="parallel")]
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(300)]
 
@@ -99,9 +103,9 @@ def once(action: Any) -> Any:
     return lambda run, what: calls or (calls.append(1), action(run, what))
 
 
-def python(*arguments: str, cwd: Path, path: str = "", stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder, with this package and perhaps another folder on its path."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), path]))}
+def python(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder, with this package on its path."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, input=stdin, capture_output=True, text=True)
 
 
@@ -320,8 +324,9 @@ def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode
     assert len(noting.of("start")) == len(noting.of("end")) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("event", ["start", "episode", "end"])
+@pytest.mark.parametrize(
+    ("mode", "event"), [(SERIAL, "start"), (SERIAL, "episode"), (PARALLEL, "episode"), (PARALLEL, "end")]
+)
 def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_start_with_a_checkpoint(
     tmp_path: Path, mode: dict[str, Any], event: str
 ) -> None:
@@ -343,8 +348,7 @@ def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_s
         assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("event", ["start", "record", "end"])
+@pytest.mark.parametrize(("mode", "event"), [(SERIAL, "start"), (PARALLEL, "record"), (SERIAL, "end")])
 def test_a_pruned_trial_of_optuna_is_raised_as_what_it_is_after_the_run_has_stopped(
     tmp_path: Path, mode: dict[str, Any], event: str
 ) -> None:
@@ -415,7 +419,7 @@ def test_an_evaluation_is_made_when_it_is_asked_for(tmp_path: Path, mode: dict[s
     assert result.status == "stopped"
 
 
-@pytest.mark.parametrize("mode", [*MODES, pytest.param({"algo": "sac", "warmup_env_steps": 200}, id="sac")])
+@pytest.mark.parametrize("mode", [PARALLEL, {**SERIAL, "algo": "sac", "warmup_env_steps": 200}], ids=["ppo", "sac"])
 def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Path, mode: dict[str, Any]) -> None:
     is_sac = mode.get("algo") == "sac"
     new = Hyperparameters(learning_rate=1e-5, gamma=0.5, **({"tau": 0.5} if is_sac else {"entropy_loss_coeff": 0.25}))
@@ -475,7 +479,7 @@ def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "mode", [*MODES, pytest.param({"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"}, id="hogwild")]
+    "mode", [PARALLEL, {"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"}], ids=["parallel", "hogwild"]
 )
 def test_environments_are_told_what_an_observer_sends(tmp_path: Path, mode: dict[str, Any]) -> None:
     def tell_more(run: asyncrl.Run, episode: Any) -> None:
@@ -579,31 +583,32 @@ class Tracker(Observer):
 """
 
 
-def test_a_package_adds_a_callback_by_an_entry_point(tmp_path: Path) -> None:
+def test_a_package_adds_a_callback_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     site = tmp_path / "site"
     metadata = site / "tracking-1.0.dist-info"
     metadata.mkdir(parents=True)
     (site / "tracking.py").write_text(PACKAGE)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tracking\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[asyncrl.callbacks]\ntracker = tracking:Tracker\n")
-    flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=256", "--preset=none", "--quiet"]
+    monkeypatch.syspath_prepend(str(site))
+    cart_pole = ["--env=CartPole-v1", f"--train_dir={tmp_path}"]
+    short = [*cart_pole, "--serial_mode", "--train_for_env_steps=256", "--preset=none", "--quiet"]
     for experiment, name in (("registered", "tracker"), ("named", "tracking:Tracker")):
-        named = (f"--callbacks={name}", f"--experiment={experiment}")
-        done = python("-m", "asyncrl.train", *flags, *named, cwd=tmp_path, path=str(site))
-        assert done.returncode == 0, done.stderr
-        steps = json.loads((tmp_path / "train_dir" / experiment / "summary.json").read_text())["env_steps"]
-        assert (tmp_path / "train_dir" / experiment / "tracked.txt").read_text() == f"{steps} {len(experiment)}"
-    needs = ("--env=CartPole-v1", "--callbacks=asyncrl:StopTrainingOnRewardThreshold")
-    for command in ("asyncrl.validate", "asyncrl.train"):
-        done = python("-m", command, *needs, cwd=tmp_path)
-        assert done.returncode == 2 and done.stderr.startswith("error: --callbacks=asyncrl:Stop"), done.stderr
-        assert "needs arguments (missing a required argument" in done.stderr and done.stderr.count("\n") == 1
-    mistaken = ("--env=CartPole-v1", "--callbacks=traker")
-    done = python("-m", "asyncrl.validate", *mistaken, cwd=tmp_path, path=str(site))
-    assert (done.returncode, done.stderr) == (
-        2,
+        assert train_main([*short, f"--callbacks={name}", f"--experiment={experiment}"]) == 0
+        steps = json.loads((tmp_path / experiment / "summary.json").read_text())["env_steps"]
+        assert (tmp_path / experiment / "tracked.txt").read_text() == f"{steps} {len(experiment)}"
+    capsys.readouterr()
+    for command in (validate_main, train_main):
+        assert command([*cart_pole, "--callbacks=asyncrl:StopTrainingOnRewardThreshold"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: --callbacks=asyncrl:Stop") and error.count("\n") == 1
+        assert "needs arguments (missing a required argument" in error
+    assert validate_main([*cart_pole, "--callbacks=traker"]) == 2
+    assert capsys.readouterr().err == (
         "error: --callbacks=traker: no package registers it (registered: tracker); the nearest is tracker. Or "
-        "MODULE:Name.\n",
+        "MODULE:Name.\n"
     )
 
 
