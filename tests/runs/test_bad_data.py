@@ -75,19 +75,6 @@ def test_an_environment_that_fails_again_and_again_ends_the_run_with_what_was_le
     assert checkpoint.load(command.checkpoint()).model
 
 
-def test_what_is_no_number_ends_the_run_if_the_user_wants_that(start: Start) -> None:
-    _, code, _, err = train(start, *unreliable(reward=53), "--nan_policy=fail")
-    assert code == 1
-    assert "gave a reward that is not finite at its step 52: inf" in err
-    assert "rollout worker " in err
-
-
-def test_an_observation_of_another_shape_ends_the_run(start: Start) -> None:
-    _, code, _, err = train(start, *unreliable(shape=53))
-    assert code == 1
-    assert "shape (3,) and dtype float32, but its space promises shape (2,) and dtype float32" in err
-
-
 @pytest.mark.parametrize(
     ("flags", "shown"),
     [((), "advantage"), (SAC, "reward"), (A3C, "advantage"), ((*SAC, "--backend=hogwild"), "reward")],

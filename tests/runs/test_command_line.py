@@ -16,7 +16,7 @@ from unittest import mock
 
 import psutil
 import pytest
-from command import PROBE, TESTS, Command, wait_until
+from command import PROBE, Command, wait_until
 
 import asyncrl
 from asyncrl import train
@@ -90,27 +90,6 @@ def test_an_exception_of_every_environment_is_shown_at_the_end_and_not_for_each_
     assert "rollout worker " in stderr
     assert "failed in step at its step 60" in stderr.partition("error: ")[2]
     assert failing.summary()["status"] == "failed"
-
-
-@pytest.mark.parametrize(
-    ("flags", "nearest"),
-    [
-        (["--env=CartPol-v1"], "CartPole-v1"),
-        (["--env=CartPole-v1", "--num_worker=2"], "num_workers"),
-        (["--env=probe_envs:Sentinal-v0", "--inference_mode=local"], "Sentinel-v0"),
-    ],
-)
-def test_a_mistake_is_answered_with_one_sentence(
-    flags: list[str], nearest: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    code = train.main([*flags, f"--train_dir={tmp_path}/runs"])
-    stderr = capfd.readouterr().err
-    assert code == 2
-    assert len(stderr.splitlines()) == 1, stderr
-    assert stderr.startswith("error: ")
-    assert nearest in stderr
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

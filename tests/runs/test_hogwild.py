@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from command import Command
@@ -155,40 +154,3 @@ def test_workers_whose_networks_are_on_a_gpu_train_to_the_end(
     code, _, stderr = command.finish()
     assert code == 0, stderr
     assert json.loads((command.folder / "summary.json").read_text())["num_updates"] > 10
-
-
-FLAGS = (
-    "--env=CartPole-v1",
-    "--algo=a3c",
-    "--num_workers=2",
-    "--num_envs_per_worker=2",
-    "--encoder_mlp_layers=[16]",
-    "--report_every_s=0.2",
-    "--with_tensorboard=False",
-)
-
-
-def workers(command: Command) -> list[Any]:
-    """The worker processes: those that give way to others."""
-    usual = psutil.Process(command.process.pid).nice()
-    return [process for process in command.session() if process.nice() > usual]
-
-
-def worker_steps(command: Command) -> list[float]:
-    path = command.folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    record = json.loads(lines[-1]) if lines else {}
-    return [record.get(f"worker/{idx}/env_steps", 0.0) for idx in range(2)]
-
-
-def test_a_worker_that_may_not_be_replaced_ends_the_run_by_name_and_what_was_learned_is_saved(
-    start: Callable[..., Command],
-) -> None:
-    command = start("asyncrl.train", "--max_restarts=0", *FLAGS)
-    command.wait_until(lambda: min(worker_steps(command)) > 2000, "both workers have made steps")
-    workers(command)[0].kill()
-    code, _, stderr = command.finish()
-    assert code == 3
-    assert "rollout worker " in stderr
-    assert "SIGKILL" in stderr
-    assert command.checkpoint() is not None

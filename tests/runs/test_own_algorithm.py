@@ -148,14 +148,6 @@ def test_its_flags_are_typed_and_their_mistakes_named(capsys: pytest.CaptureFixt
     assert "advantages are raised to this power" in capsys.readouterr().out
 
 
-def test_its_settings_may_stand_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "toy.yaml"
-    path.write_text("algo: toy_algorithms:REINFORCE\nadvantage_power: 0.5\n")
-    loaded = load(["--env=CartPole-v1", f"--config={path}"])
-    assert loaded.config.model_dump()["advantage_power"] == 0.5
-    assert loaded.origins["advantage_power"] == f"file {path}"
-
-
 def test_any_kind_of_own_setting_is_read_from_a_file_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_settings.py").write_text(OWN_SETTINGS)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -22,6 +22,7 @@ import asyncrl
 from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
+from asyncrl.evaluate import main as evaluate_main
 from asyncrl.observers.observer import StartPoint
 from asyncrl.observers.reports import EpisodeRecord, EvaluationReport
 from asyncrl.observers.summary import ResumedTotals, Summary
@@ -168,15 +169,19 @@ def make_world(size):
 """
 
 
-def test_a_callable_of_a_module_is_known_by_its_name_to_every_command(tmp_path: Path) -> None:
+def test_a_callable_of_a_module_is_known_by_its_name_to_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "worlds.py").write_text(WORLDS)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + '\nif __name__ == "__main__":\n    start()\n')
     done = python(script.name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "worlds:make_world\n"), done.stderr
     assert "env: worlds:make_world\n" in (tmp_path / "train_dir" / "run" / "config.yaml").read_text()
-    evaluated = python("-m", "asyncrl.evaluate", "--experiment=run", "--episodes=2", cwd=tmp_path)
-    assert "2 episodes" in evaluated.stdout, evaluated.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert evaluate_main(["--experiment=run", "--episodes=2"]) == 0
+    assert "2 episodes" in capsys.readouterr().out
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
@@ -280,16 +285,16 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     assert (preset.config.batch_size, preset.config.learning_rate) != (64, plain.learning_rate)
     assert preset.config.batch_size == 64
     noting = Noting()
-    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [noting]).run()
+    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 3000}), [noting]).run()
     named, resumes, changes = [text for text in noting.of("message") if not text.startswith("warning: ")]
     assert named.startswith("preset none: a resumed run keeps its settings; --preset=NAME chooses one: ")
     assert resumes == f"Resuming from {preset.summary.checkpoint} ({preset.summary.env_steps:,} steps)."
-    assert changes == "Settings that change for this run from now on:\n  train_for_env_steps: 256 -> 20000"
+    assert changes == "Settings that change for this run from now on:\n  train_for_env_steps: 256 -> 3000"
     assert again.config.batch_size == 64
-    assert again.summary.env_steps >= 20_000
+    assert again.summary.env_steps >= 3000
     assert [record.env_steps for record in again.records] == sorted(record.env_steps for record in again.records)
     told = Noting()
-    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [told]).run()
+    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 3000}), [told]).run()
     said = told.of("message")[-1]  # behind the preset and a warning
     assert said == f"Nothing to do: the run already has {done.nothing_to_do}."
     assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
@@ -297,7 +302,7 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
 
     before = again.summary
     (done.folder / "summary.json").unlink()  # as if killed after its last checkpoint
-    written = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run().summary
+    written = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 3000})).run().summary
     assert Summary(**json.loads((done.folder / "summary.json").read_text())) == written
     for name in ("status", "env_steps", "num_updates", "num_workers", "ep_rew_mean", "best_return", "checkpoint"):
         assert getattr(written, name) == getattr(before, name), name
@@ -430,6 +435,7 @@ def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Pat
 
     noting = Noting(start=lambda run, _: run.set_hyperparameters(new), record=stop_when_taken)
     settings = {**mode, "experiment": "run", "learning_rate": 0.01, "max_learner_restarts": 0}
+    settings |= {"updates_per_env_step": 0.1} if is_sac else {}
     result = train(tmp_path, noting, **settings, train_for_env_steps=10**6)
     last = newest_scalars(result)
     assert {name: last[f"hyperparameters/{name}"] for name in new.changes()} == pytest.approx(new.changes())
@@ -438,13 +444,13 @@ def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Pat
         assert last["train/entropy_loss"] == pytest.approx(-0.25 * last["train/entropy"], rel=0.3)
     assert (result.config.learning_rate, result.config.gamma) == (1e-5, 0.5)
 
-    longer = {"train_for_env_steps": result.summary.env_steps + 3000}
+    longer = {"train_for_env_steps": result.summary.env_steps + 1000}
     resumed = Noting()
     again = train(tmp_path, resumed, **settings, **longer)
     assert (again.config.learning_rate, again.config.gamma) == (1e-5, 0.5), "what is in effect"
     assert newest_scalars(again)["train/learning_rate"] == pytest.approx(1e-5)
     assert newest_scalars(again)["hyperparameters/gamma"] == 0.5
-    longer = {"train_for_env_steps": again.summary.env_steps + 3000}
+    longer = {"train_for_env_steps": again.summary.env_steps + 1000}
     changed = train(tmp_path, **{**settings, "learning_rate": 0.002, **longer})
     assert (changed.config.learning_rate, changed.config.gamma) == (0.002, 0.5), "the user overrides an observer"
     assert newest_scalars(changed)["train/learning_rate"] == pytest.approx(0.002)
@@ -523,10 +529,10 @@ def test_callbacks_with_the_names_of_stable_baselines_stop_the_run(tmp_path: Pat
     with pytest.raises(asyncrl.RunFailed, match="needs evaluations during training: give eval_every_env_steps"):
         train(tmp_path, good_enough, serial_mode=True)
     called: list[int] = []
-    every = asyncrl.EveryNTimesteps(1000, lambda run: called.append(run.env_steps))
-    train(tmp_path, every, serial_mode=True, train_for_env_steps=20_000, report_every_s=0.01)
+    every = asyncrl.EveryNTimesteps(500, lambda run: called.append(run.env_steps))
+    train(tmp_path, every, serial_mode=True, train_for_env_steps=6000, report_every_s=0.01)
     assert len(called) >= 5
-    assert len({steps // 1000 for steps in called}) == len(called)
+    assert len({steps // 500 for steps in called}) == len(called)
 
 
 def test_an_improvement_of_any_policy_counts_as_one() -> None:
