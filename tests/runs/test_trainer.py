@@ -330,18 +330,27 @@ def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode
 
 
 @pytest.mark.parametrize(
-    ("mode", "event"), [(SERIAL, "start"), (SERIAL, "episode"), (PARALLEL, "episode"), (PARALLEL, "end")]
+    ("mode", "event", "error"),
+    [
+        (SERIAL, "start", LookupError("of my own")),
+        (SERIAL, "episode", SystemExit("of my own")),
+        (PARALLEL, "episode", LookupError("of my own")),
+        (PARALLEL, "end", LookupError("of my own")),
+    ],
+    ids=["serial-start", "serial-episode-exit", "parallel-episode", "parallel-end"],
 )
 def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_start_with_a_checkpoint(
-    tmp_path: Path, mode: dict[str, Any], event: str
+    tmp_path: Path, mode: dict[str, Any], event: str, error: BaseException
 ) -> None:
     def fail(run: asyncrl.Run, _: Any) -> None:
-        raise LookupError("of my own")
+        raise error
 
     failing, other = Noting(**{event: fail}), Noting()
-    with pytest.raises(asyncrl.RunFailed, match="the callback Noting failed: LookupError: of my own") as raised:
+    with pytest.raises(
+        asyncrl.RunFailed, match=f"the callback Noting failed: {type(error).__name__}: of my own"
+    ) as raised:
         train(tmp_path, failing, other, **mode, experiment="run", train_for_env_steps=10**8 if event != "end" else 500)
-    assert isinstance(raised.value.__cause__, LookupError)
+    assert raised.value.__cause__ is error
     assert "in fail\n" in raised.value.details
     assert len(failing.of(event)) == 1, "it is not called again"
     assert len(other.of("end")) == 1
@@ -368,30 +377,6 @@ def test_a_pruned_trial_of_optuna_is_raised_as_what_it_is_after_the_run_has_stop
     assert len(pruning.of(event)) == 1, "it is not called again"
     status = json.loads((tmp_path / "run" / "summary.json").read_text())["status"]
     assert status == ("completed" if event == "end" else "stopped")
-
-
-def test_a_study_goes_on_after_a_trial_that_a_callback_has_pruned(tmp_path: Path) -> None:
-    optuna = pytest.importorskip("optuna")
-
-    def objective(trial: Any) -> float:
-        def prune(run: asyncrl.Run, _: Any) -> None:
-            if trial.number == 0:
-                raise optuna.TrialPruned
-
-        settings = {"serial_mode": True, "async_rl": False, "train_for_env_steps": 500}
-        return train(tmp_path, Noting(episode=prune), **settings).summary.num_episodes
-
-    study = optuna.create_study()
-    study.optimize(objective, n_trials=2)
-    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
-
-
-def test_an_observer_that_calls_exit_ends_the_run_as_any_other(tmp_path: Path) -> None:
-    noting, other = Noting(record=lambda *_: sys.exit("enough")), Noting()
-    with pytest.raises(asyncrl.RunFailed, match="the callback Noting failed: SystemExit: enough"):
-        train(tmp_path, noting, other, serial_mode=True, async_rl=False, experiment="run", train_for_env_steps=10**8)
-    assert len(other.of("end")) == 1
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.parametrize("mode", MODES)
