@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_helper import run
+from run_helper import GAMES, run
 
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
@@ -15,15 +15,6 @@ from asyncrl.evaluation.episodes import evaluate
 from asyncrl.inference.policy import load_policy
 from asyncrl.run import preflight
 from asyncrl.run.preflight import Preflight
-
-GAMES: dict[str, Any] = {
-    "num_envs_per_worker": 4,
-    "rollout": 8,
-    "num_batches_per_epoch": 1,
-    "gamma": 0.9,
-    "entropy_loss_coeff": 0.003,
-    "num_epochs": 4,
-}
 
 
 @pytest.mark.parametrize("mode", ["sync-central", "async-local"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_helper import FinishedRun, run
+from run_helper import GAMES, FinishedRun, run
 
 from asyncrl import RunFailed, TrainConfig, Trainer, load_policy
 from asyncrl.evaluate import main as evaluate_main
@@ -19,17 +19,8 @@ from asyncrl.storage import checkpoint
 from asyncrl.storage.locating import policy_folder
 from asyncrl.validate import main as validate
 
+SETTINGS: dict[str, Any] = {**GAMES, "batch_size": 64, "train_for_env_steps": 5000}
 GAME = "agent_envs:unlike"  # narrow_0, wide, narrow_1; the best return of each agent is 5
-SETTINGS: dict[str, Any] = {
-    "num_envs_per_worker": 4,
-    "rollout": 8,
-    "num_batches_per_epoch": 1,
-    "gamma": 0.9,
-    "entropy_loss_coeff": 0.003,
-    "num_epochs": 4,
-    "batch_size": 64,
-    "train_for_env_steps": 5000,
-}
 
 
 def policies_of(finished: FinishedRun) -> list[Policy]:
