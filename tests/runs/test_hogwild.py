@@ -55,19 +55,9 @@ def test_ppo_finds_values_in_common_units_of_returns(mode: str, tmp_path: Path) 
     assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.35)
 
 
-LEARNING: dict[str, Any] = {"rollout": 20, "entropy_loss_coeff": 0.01, "gamma": 0.0, "num_envs_per_worker": 8}
-RECALL: dict[str, Any] = {**LEARNING, "use_rnn": True, "rnn_size": 16, "encoder_mlp_layers": [], "learning_rate": 0.01}
-SEE: dict[str, Any] = {**LEARNING, "learning_rate": 0.001, "encoder_conv_mlp_layers": [16]}
-
-
-def test_a_recurrent_policy_recalls_what_was_shown(tmp_path: Path) -> None:
-    settings = {**PPO, **RECALL, "train_for_env_steps": 12_000, "env_kwargs": {"delay": 1}}
-    finished = hogwild(tmp_path, "synced", "space_envs:Recall-v0", **settings)
-    assert mean_return(finished) > 0.95  # without memory a third is chance
-
-
 def test_a_policy_answers_an_image(tmp_path: Path) -> None:
-    settings = {**PPO, **SEE, "train_for_env_steps": 3000}
+    settings = {**PPO, "rollout": 20, "entropy_loss_coeff": 0.01, "gamma": 0.0, "num_envs_per_worker": 8}
+    settings |= {"learning_rate": 0.001, "encoder_conv_mlp_layers": [16], "train_for_env_steps": 3000}
     finished = hogwild(tmp_path, "synced", "space_envs:LitSide-v0", **settings)
     assert mean_return(finished) > 0.95  # without the image a half is chance
 
