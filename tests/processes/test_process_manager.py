@@ -25,7 +25,7 @@ from asyncrl.processes import children as processes
 from asyncrl.processes.children import ChildFailure, ChildResult, ProcessManager, allow_descriptors, describe_exit
 from asyncrl.processes.signals import STOPPING
 
-TESTS = str(Path(__file__).parents[1])
+HELPERS = str(Path(__file__).parents[1] / "helpers")
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -244,7 +244,7 @@ def test_an_exit_code_is_put_in_words() -> None:
 
 def run_program(call: str) -> subprocess.Popen[str]:
     """A Python process of its own that calls a function of `child_targets`."""
-    program = f"import sys; sys.path.insert(0, {TESTS!r}); import child_targets; child_targets.{call}"
+    program = f"import sys; sys.path.insert(0, {HELPERS!r}); import child_targets; child_targets.{call}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from command import PROBE, Command, wait_until
+from command import HELPERS, PROBE, Command, wait_until
 from killing import pids
 from unavoidable import PREFIX
 
@@ -339,7 +339,7 @@ if __name__ == "__main__":
 def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "steered.py"
     script.write_text(STEERED)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=380

@@ -134,7 +134,7 @@ def records_in(metrics: Path) -> list[tuple[int, dict[str, float]]]:
 @pytest.mark.parametrize("name", trackers.trackers())
 def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip(trackers.trackers()[name][1])
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "helpers")))
     done = subprocess.run(
         [sys.executable, "-c", TRAIN_TWICE, name, json.dumps({**SMALL, **VIDEOS})],
         cwd=tmp_path,
