@@ -35,7 +35,7 @@ from asyncrl.contrib.experiments.launch import IfChanged, Launch, LaunchedRun
 RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 """Folder with the environments of some cases."""
 
 
@@ -358,8 +358,8 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="show what was measured and run nothing")
     options = parser.parse_args()
     options.train_dir = options.train_dir or Path("train_dir/acceptance") / options.suite
-    sys.path.append(str(TESTS))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+    sys.path.append(str(HELPERS))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(HELPERS))))
     return run_many(lambda: _measure(options), "Stopped. The same command continues.")
 
 

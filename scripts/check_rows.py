@@ -4,9 +4,9 @@
     python scripts/check_rows.py --only=SAME_STEP     # those whose name contains this
     python scripts/check_rows.py --list               # show the names and the recorded outcomes, run nothing
 
-Each case is a run of about two seconds on environments that record their steps (`tests/ledger_envs.py`);
-`tests/row_checks.py` has the comparisons. Outcomes are appended to a JSON-lines file at once, so the script can be
-stopped at any time and continued. It returns 1 if a case failed.
+Each case is a run of about two seconds on environments that record their steps (`tests/helpers/ledger_envs.py`);
+`tests/helpers/row_checks.py` has the comparisons. Outcomes are appended to a JSON-lines file at once, so the script can
+be stopped at any time and continued. It returns 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 # Child processes find modules in the same places.
-sys.path[:0] = [str(_REPOSITORY), str(_REPOSITORY / "tests")]
+sys.path[:0] = [str(_REPOSITORY), str(_REPOSITORY / "tests" / "helpers")]
 
 from row_cases import Case, all_cases, run_case  # noqa: E402
 

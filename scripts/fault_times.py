@@ -23,7 +23,7 @@ from watched_run import STARTED, await_condition, median_and_largest
 from asyncrl.analysis.tables import table
 
 LIMIT_S = 120.0
-TESTS = Path(__file__).resolve().parents[1] / "tests"
+HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 _RUN = ("--env=CartPole-v1", "--num_workers=2", "--num_envs_per_worker=4", "--train_for_env_steps=100000000")
 
 Start = Callable[..., Run]
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=5, help="repetitions of each fault")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
     rows = []
     for name, fault in FAULTS.items():
         noticed, over = zip(*(_measure(fault) for _ in range(options.times)), strict=True)

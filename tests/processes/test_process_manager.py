@@ -25,7 +25,7 @@ from asyncrl.processes import children as processes
 from asyncrl.processes.children import ChildFailure, ChildResult, ProcessManager, allow_descriptors
 from asyncrl.processes.signals import STOPPING
 
-TESTS = str(Path(__file__).parents[1])
+HELPERS = str(Path(__file__).parents[1] / "helpers")
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -228,7 +228,7 @@ def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
 
 def run_program(call: str) -> subprocess.Popen[str]:
     """A Python process of its own that calls a function of `child_targets`."""
-    program = f"import sys; sys.path.insert(0, {TESTS!r}); import child_targets; child_targets.{call}"
+    program = f"import sys; sys.path.insert(0, {HELPERS!r}); import child_targets; child_targets.{call}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 

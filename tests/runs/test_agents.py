@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_helper import run
+from run_helper import GAMES, run
 
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
@@ -16,17 +16,8 @@ from asyncrl.inference.policy import load_policy
 from asyncrl.run import preflight
 from asyncrl.run.preflight import Preflight
 
-GAMES: dict[str, Any] = {
-    "num_envs_per_worker": 4,
-    "rollout": 8,
-    "num_batches_per_epoch": 1,
-    "gamma": 0.9,
-    "entropy_loss_coeff": 0.003,
-    "num_epochs": 4,
-}
 
-
-@pytest.mark.parametrize("mode", ["serial", "sync-central", "async-local", "async-central"])
+@pytest.mark.parametrize("mode", ["sync-central", "async-local"])
 def test_every_agent_learns_its_own_task(tmp_path: Path, mode: str) -> None:
     settings = {**GAMES, "batch_size": 2 * 4 * 3 * 8, "train_for_env_steps": 3000}
     finished = run(tmp_path, mode, "agent_envs:own_bits", **settings)
@@ -39,8 +30,7 @@ def test_every_agent_learns_its_own_task(tmp_path: Path, mode: str) -> None:
     assert last.agent_steps == 3 * last.env_steps
 
 
-@pytest.mark.parametrize("use_rnn", [False, True])
-@pytest.mark.parametrize("mode", ["serial", "async-local"])
+@pytest.mark.parametrize(("mode", "use_rnn"), [("serial", True), ("async-local", False)])
 def test_a_player_learns_from_what_it_gets_while_it_waits(tmp_path: Path, mode: str, use_rnn: bool) -> None:
     settings = {**GAMES, "batch_size": 2 * 4 * 2 * 8, "train_for_env_steps": 6000, "use_rnn": use_rnn, "rnn_size": 8}
     finished = run(tmp_path, mode, "agent_envs:take_turns", **settings)

@@ -21,13 +21,10 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("backend", ["gym", "gym_vector"])
 @pytest.mark.usefixtures("leaves_nothing")
-def test_a_game_is_trained_by_the_preset_and_whole_games_are_evaluated(
-    backend: str, start: Callable[..., Command]
-) -> None:
+def test_a_game_is_trained_by_the_preset_and_whole_games_are_evaluated(start: Callable[..., Command]) -> None:
     # A game of Breakout has five lives, of which training makes episodes; cut off so early it is one game still.
-    game = ('--env_kwargs={"max_num_frames_per_episode": 2000}', f"--env_backend={backend}")
+    game = ('--env_kwargs={"max_num_frames_per_episode": 2000}', "--env_backend=gym_vector")
     training = start("asyncrl.train", "--env=ALE/Breakout-v5", *game, *SMALL, "--train_for_env_steps=1500")
     code, stdout, stderr = training.finish()
     assert code == 0, stderr

@@ -34,9 +34,7 @@ def train(start: Start, *flags: str) -> tuple[Command, int, str, str]:
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--inference_mode=local",), id="local"),
         pytest.param(("--inference_mode=central", "--async_rl=False"), id="central-sync"),
-        pytest.param(("--serial_mode",), id="serial"),
         pytest.param(SAC, id="sac"),
         pytest.param(A3C, id="a3c"),
         pytest.param((*SAC, "--backend=hogwild"), id="hogwild-sac"),
@@ -65,9 +63,7 @@ def test_a_step_that_raises_and_one_that_is_no_number_are_left_out_and_the_run_r
     assert all(torch.isfinite(tensor).all() for tensor in (*content.model.values(), *content.optimizer.values()))
 
 
-@pytest.mark.parametrize(
-    "flags", [("--inference_mode=local",), ("--serial_mode",), A3C], ids=["local", "serial", "a3c"]
-)
+@pytest.mark.parametrize("flags", [("--serial_mode",), A3C], ids=["serial", "a3c"])
 def test_an_environment_that_fails_again_and_again_ends_the_run_with_what_was_learned(
     start: Start, flags: tuple[str, ...]
 ) -> None:
@@ -77,19 +73,6 @@ def test_an_environment_that_fails_again_and_again_ends_the_run_with_what_was_le
     assert err.count(FAILED) == 1
     assert command.summary()["status"] == "failed"
     assert checkpoint.load(command.checkpoint()).model
-
-
-def test_what_is_no_number_ends_the_run_if_the_user_wants_that(start: Start) -> None:
-    _, code, _, err = train(start, *unreliable(reward=53), "--nan_policy=fail")
-    assert code == 1
-    assert "gave a reward that is not finite at its step 52: inf" in err
-    assert "rollout worker " in err
-
-
-def test_an_observation_of_another_shape_ends_the_run(start: Start) -> None:
-    _, code, _, err = train(start, *unreliable(shape=53))
-    assert code == 1
-    assert "shape (3,) and dtype float32, but its space promises shape (2,) and dtype float32" in err
 
 
 @pytest.mark.parametrize(

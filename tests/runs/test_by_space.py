@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from run_helper import FinishedRun, run
+from run_helper import GAMES, FinishedRun, run
 
 from asyncrl import RunFailed, TrainConfig, Trainer, load_policy
 from asyncrl.evaluate import main as evaluate_main
@@ -19,17 +19,8 @@ from asyncrl.storage import checkpoint
 from asyncrl.storage.locating import policy_folder
 from asyncrl.validate import main as validate
 
+SETTINGS: dict[str, Any] = {**GAMES, "batch_size": 64, "train_for_env_steps": 5000}
 GAME = "agent_envs:unlike"  # narrow_0, wide, narrow_1; the best return of each agent is 5
-SETTINGS: dict[str, Any] = {
-    "num_envs_per_worker": 4,
-    "rollout": 8,
-    "num_batches_per_epoch": 1,
-    "gamma": 0.9,
-    "entropy_loss_coeff": 0.003,
-    "num_epochs": 4,
-    "batch_size": 64,
-    "train_for_env_steps": 5000,
-}
 
 
 def policies_of(finished: FinishedRun) -> list[Policy]:
@@ -47,7 +38,7 @@ def returns(narrow: Policy, wide: Policy) -> dict[str, float]:
 ALL_RIGHT = {"narrow_0": 5.0, "wide": 5.0, "narrow_1": 5.0}
 
 
-@pytest.mark.parametrize("mode", ["serial", "sync-local", "sync-central", "async-local", "async-central"])
+@pytest.mark.parametrize("mode", ["sync-central", "async-local"])
 def test_agents_of_both_kinds_learn(tmp_path: Path, mode: str) -> None:
     finished = run(tmp_path, mode, GAME, num_policies=2, **SETTINGS)
     assert returns(*policies_of(finished)) == ALL_RIGHT
@@ -62,9 +53,8 @@ def check_ratios(finished: FinishedRun) -> None:
     assert finished.largest_lag == 0
 
 
-@pytest.mark.parametrize("use_rnn", [False, True])
-def test_each_policy_trains_on_rows_of_its_own_agents(tmp_path: Path, use_rnn: bool) -> None:
-    memory = {"use_rnn": use_rnn, "rnn_size": 8, "train_for_env_steps": 1500}
+def test_each_policy_trains_on_rows_of_its_own_agents(tmp_path: Path) -> None:
+    memory = {"use_rnn": True, "rnn_size": 8, "train_for_env_steps": 1500}
     finished = run(tmp_path, "serial", GAME, recorded=True, num_policies=4, **{**SETTINGS, **memory})
     check_ratios(finished)
     steps = {report.policy_idx: report.agent_steps for report in finished.learner_reports}

@@ -13,7 +13,6 @@ from asyncrl.inference.policy import load_policy
 
 TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_per_worker": 16}
 WAYS = {
-    "serial": ("serial", "HiddenOffset", {}),
     "async": ("async-local", "HiddenOffset", {}),
     "tensors": ("serial", "tensor_envs:make_hidden_offset", TENSORS),
 }

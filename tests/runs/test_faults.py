@@ -26,7 +26,7 @@ from asyncrl.storage import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
-BACKENDS, IDS = ((), ("--backend=hogwild", "--algo=a2c")), ("actor-learner", "hogwild")
+HOGWILD = ("--backend=hogwild", "--algo=a2c")
 
 
 def restarts(finished: FinishedRun) -> list[RestartReport]:
@@ -39,7 +39,7 @@ def train(start: Callable[..., Command], env: str, *flags: str, **env_kwargs: An
     )
 
 
-@pytest.mark.parametrize("mode", ["--inference_mode=local", "--inference_mode=central", "--backend=hogwild"])
+@pytest.mark.parametrize("mode", ["--inference_mode=central", "--backend=hogwild"])
 def test_workers_that_all_fail_at_once_are_one_failure(
     start: Callable[..., Command], mode: str, tmp_path: Path
 ) -> None:
@@ -53,11 +53,8 @@ def test_workers_that_all_fail_at_once_are_one_failure(
     assert failing.summary()["restarts"] == 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
-def test_a_worker_that_hangs_is_killed_with_its_stack_and_replaced(
-    start: Callable[..., Command], backend: tuple[str, ...]
-) -> None:
-    training = train(start, "Stands", "--env_step_timeout=2", *backend, only=5)
+def test_a_worker_that_hangs_is_killed_with_its_stack_and_replaced(start: Callable[..., Command]) -> None:
+    training = train(start, "Stands", "--env_step_timeout=2", only=5)
     log = training.folder / "logs" / "rollout-1.log"
     training.wait_until(lambda: len(pids(log)) == 2, "the worker was replaced")
     training.process.terminate()
@@ -69,7 +66,7 @@ def test_a_worker_that_hangs_is_killed_with_its_stack_and_replaced(
     assert "Current thread" not in (training.folder / "logs" / "rollout-0.log").read_text()
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+@pytest.mark.parametrize("backend", [(), HOGWILD], ids=["actor-learner", "hogwild"])
 def test_others_go_on_while_a_worker_hangs(
     start: Callable[..., Command], backend: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -84,9 +81,8 @@ def test_others_go_on_while_a_worker_hangs(
     assert "rollout-1 did not end within" in stderr
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
-def test_a_segmentation_fault_is_named_and_traced(start: Callable[..., Command], backend: tuple[str, ...]) -> None:
-    training = train(start, "Crashes", *backend, only=4)
+def test_a_segmentation_fault_is_named_and_traced(start: Callable[..., Command]) -> None:
+    training = train(start, "Crashes", *HOGWILD, only=4)
     log = training.folder / "logs" / "rollout-1.log"
     training.wait_until(lambda: len(pids(log)) == 2, "the worker was replaced")
     training.process.terminate()
@@ -122,11 +118,8 @@ def pid_of(command: Command, role: str) -> int:
     return pids(log)[-1]
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
-def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
-    start: Callable[..., Command], backend: tuple[str, ...]
-) -> None:
-    training = start("asyncrl.train", "--env=CartPole-v1", "--save_every_s=0.5", *backend, *PROBE)
+def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", "--save_every_s=0.5", *HOGWILD, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     os.kill(pid_of(training, "learner"), signal.SIGKILL)
     code, _, stderr = training.finish()
@@ -145,13 +138,9 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     assert goes_on.summary()["env_steps"] >= steps + 500
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
-def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
-    start: Callable[..., Command], backend: tuple[str, ...]
-) -> None:
+def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(start: Callable[..., Command]) -> None:
     # The steps take several seconds: the learner is killed before their end.
-    num_steps = 100_000 if backend else 20_000
-    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", f"--train_for_env_steps={num_steps}", *backend)
+    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", "--train_for_env_steps=20000")
     training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     first = pid_of(training, "learner")

@@ -14,7 +14,6 @@ from command import PROBE, Command
 
 from asyncrl import train
 from asyncrl.storage import checkpoint
-from asyncrl.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -86,18 +85,6 @@ def test_a_signal_while_a_checkpoint_is_written_leaves_one_that_loads(start: Sta
     assert code == 0, err
     assert f"({steps:,} steps)" in err
     assert not any(folder.glob(".tmp_*"))
-
-
-def test_a_tensorboard_folder_that_cannot_be_written_costs_nothing_else(start: Start, tmp_path: Path) -> None:
-    with RunFolder.create(str(tmp_path / "runs"), "run", "resume") as folder:
-        folder.tensorboard.write_text("in the way")
-    flags = [flag for flag in CART_POLE if "tensorboard" not in flag]
-    command = start("asyncrl.train", *flags, "--train_for_env_steps=2000")
-    code, out, err = command.finish()
-    assert code == 0, err
-    assert (out + err).count("TensorBoard is no longer written, training continues") == 1
-    assert command.summary()["env_steps"] >= 2000
-    assert (command.folder / "tensorboard").read_text() == "in the way"
 
 
 @pytest.mark.parametrize(

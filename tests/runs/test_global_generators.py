@@ -59,21 +59,19 @@ def first_by_role(environments: list[list[dict[str, Any]]]) -> dict[str, dict[st
     "settings",
     [
         pytest.param({"inference_mode": "central"}, id="central inference"),
-        pytest.param(REPLAY, id="replay"),
         pytest.param({"algo": "a3c"}, id="hogwild"),
-        pytest.param({"env": "Agents"}, id="several agents"),
         pytest.param({"env": "vectorized", "env_backend": "gym_vector"}, id="vectorized"),
     ],
 )
 def test_every_process_draws_other_numbers_and_they_follow_from_the_seed(settings: Any, tmp_path: Path) -> None:
-    settings = {"num_workers": 3, "seed": 5, **settings}
+    settings = {"num_workers": 2, "seed": 5, **settings}
     if settings.get("env") != "vectorized":
         settings.update(eval_every_env_steps=10_000, eval_episodes=2)  # after training
     first, again = (drawn_in(tmp_path / name, **settings) for name in ("first", "again"))
     assert len(set(values(first))) == len(values(first))
     assert first_by_role(first) == first_by_role(again)
     evaluating = {"evaluation"} if "eval_episodes" in settings else set()
-    assert set(first_by_role(first)) == {"rollout-0", "rollout-1", "rollout-2", *evaluating}
+    assert set(first_by_role(first)) == {"rollout-0", "rollout-1", *evaluating}
 
 
 def test_a_process_that_is_restarted_before_its_first_step_draws_other_numbers(tmp_path: Path) -> None:

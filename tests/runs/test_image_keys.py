@@ -78,14 +78,6 @@ def test_a_key_of_a_dict_is_named_and_one_that_is_not_there_is_a_mistake(capsys:
     assert "--image_keys=numbers: an image is an array of two to four axes" in printed.err
 
 
-def test_a_window_of_numbers_is_trained_without_convolutions_and_a_named_one_with_them(tmp_path: Path) -> None:
-    for keys in ([], ["--image_keys=observation"]):
-        folder = tmp_path / ("named" if keys else "numbers")
-        flags = [ENV, *SMALL, "--train_for_env_steps=48", f"--train_dir={folder}", *keys]
-        assert train.main(flags) == 0
-        assert bool(convolutions_of(folder)) == bool(keys)
-
-
 def test_bytes_and_floats_of_the_same_images_give_the_same_policy(tmp_path: Path) -> None:
     policies = {}
     for dtype, high in (("uint8", 255), ("float32", 1)):

@@ -54,10 +54,6 @@ def run(
     )
 
 
-def train(tmp_path: Path, **changes: object) -> subprocess.CompletedProcess[str]:
-    return run(tmp_path, "train", *SETTINGS, "--experiment=limited", **changes)  # type: ignore[arg-type]
-
-
 def is_one_sentence(result: subprocess.CompletedProcess[str], *parts: str) -> bool:
     """Whether a command refuses with one line, which has the limit, the need and the remedy."""
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
@@ -73,15 +69,14 @@ def test_a_limit_that_is_too_low_is_one_sentence_before_the_run(tmp_path: Path, 
     assert not (tmp_path / "train_dir").exists()
 
 
-@pytest.mark.parametrize("command", ["validate", "train"])
 @pytest.mark.parametrize(
-    ("change", "parts"),
+    ("command", "change", "parts"),
     [
-        ({"prelude": FEW_TASKS}, ("allows 30 processes and threads", "22 run", "--pids-limit")),
-        ({"prelude": NO_THREADS}, ("threads can be started", "ulimit -u")),
-        ({"prelude": NO_TEMPORARY_FOLDER}, ("temporary folder", "TMPDIR")),
-        ({"limit": limit(resource.RLIMIT_AS, 800 << 20)}, ("819200 KiB of address space", "ulimit -v")),
-        ({"limit": limit(resource.RLIMIT_FSIZE, 20 << 10)}, ("A file may have 20 KiB", "ulimit -f")),
+        ("validate", {"prelude": FEW_TASKS}, ("allows 30 processes and threads", "22 run", "--pids-limit")),
+        ("train", {"prelude": NO_THREADS}, ("threads can be started", "ulimit -u")),
+        ("validate", {"prelude": NO_TEMPORARY_FOLDER}, ("temporary folder", "TMPDIR")),
+        ("train", {"limit": limit(resource.RLIMIT_AS, 800 << 20)}, ("819200 KiB of address space", "ulimit -v")),
+        ("train", {"limit": limit(resource.RLIMIT_FSIZE, 20 << 10)}, ("A file may have 20 KiB", "ulimit -f")),
     ],
     ids=["control group", "threads", "temporary folder", "address space", "file size"],
 )
@@ -98,16 +93,8 @@ def test_other_limits_are_one_sentence_too(
     assert not (tmp_path / "train_dir").exists()
 
 
-def test_a_long_temporary_folder_and_no_shared_memory_folder_are_replaced(tmp_path: Path) -> None:
-    folder = tmp_path / ("slurm" * 20)
-    folder.mkdir()
-    result = train(tmp_path, TMPDIR=str(folder), prelude=NO_SHARED_MEMORY)
-    assert result.returncode == 0, result.stderr
-    assert list(folder.iterdir()) == []
-
-
-def test_sockets_have_a_private_folder_that_is_deleted_at_the_end(tmp_path: Path) -> None:
-    """Its path is printed by a callback, which runs in the runner."""
+def test_sockets_have_a_private_folder_instead_of_a_long_one_and_shared_memory_needs_none(tmp_path: Path) -> None:
+    """The folder's path is printed by a callback, which runs in the runner. It is deleted at the end."""
     (tmp_path / "shows.py").write_text(
         "import multiprocessing, os, asyncrl\n"
         "class Shows(asyncrl.Observer):\n"
@@ -117,8 +104,10 @@ def test_sockets_have_a_private_folder_that_is_deleted_at_the_end(tmp_path: Path
     )
     folder = tmp_path / ("x" * 90)
     folder.mkdir()
-    result = run(tmp_path, "train", *SETTINGS, "--callbacks=shows:Shows", TMPDIR=str(folder))
+    shown = (*SETTINGS, "--callbacks=shows:Shows")
+    result = run(tmp_path, "train", *shown, prelude=NO_SHARED_MEMORY, TMPDIR=str(folder))
     assert result.returncode == 0, result.stderr
+    assert list(folder.iterdir()) == []
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("socket folder")]
     *_, path, mode = line.split()
     assert mode == "0o700" and len(path) < 76 and not Path(path).exists()

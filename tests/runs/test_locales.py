@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import PROBE, TESTS
+from command import HELPERS, PROBE
 
 NAME = "\xfc\u4e2d"
 SERIAL = ("--serial_mode=True", "--async_rl=False", "--train_for_env_steps=64", "--train_dir=runs", "--experiment=run")
@@ -16,7 +16,7 @@ SERIAL = ("--serial_mode=True", "--async_rl=False", "--train_for_env_steps=64", 
 
 def in_ascii(folder: Path, module: str, *flags: str) -> subprocess.CompletedProcess[str]:
     """Runs a command in a locale of ASCII characters, without Python's UTF-8 mode."""
-    own = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(TESTS)}
+    own = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(HELPERS)}
     command = [sys.executable, "-m", module, *flags]
     environment = {**os.environ, **own}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)

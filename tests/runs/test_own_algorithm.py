@@ -69,7 +69,7 @@ def test_it_trains_resumes_and_is_evaluated_by_the_command_lines(
     assert first is not None
     assert checkpoint.load(first).state["config"]["advantage_power"] == 0.5
 
-    resumed = start("asyncrl.train", "--train_for_env_steps=8000", is_fresh=True)
+    resumed = start("asyncrl.train", "--train_for_env_steps=8000")
     code, _, stderr = resumed.finish()
     assert code == 0, stderr
     assert resumed.summary()["env_steps"] >= 8000
@@ -79,7 +79,7 @@ def test_it_trains_resumes_and_is_evaluated_by_the_command_lines(
     assert after.state["config"]["advantage_power"] == 0.5, "the run resumes with its settings"
     assert any(not np.array_equal(before.model[name], after.model[name]) for name in after.model)
 
-    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=2", "--json", is_fresh=True).finish()
+    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=2", "--json").finish()
     assert code == 0, stderr
     assert json.loads(stdout.splitlines()[-1])["episodes"] == 2
     policy = asyncrl.load_policy(training.folder)
@@ -148,14 +148,6 @@ def test_its_flags_are_typed_and_their_mistakes_named(capsys: pytest.CaptureFixt
     assert "advantages are raised to this power" in capsys.readouterr().out
 
 
-def test_its_settings_may_stand_in_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "toy.yaml"
-    path.write_text("algo: toy_algorithms:REINFORCE\nadvantage_power: 0.5\n")
-    loaded = load(["--env=CartPole-v1", f"--config={path}"])
-    assert loaded.config.model_dump()["advantage_power"] == 0.5
-    assert loaded.origins["advantage_power"] == f"file {path}"
-
-
 def test_any_kind_of_own_setting_is_read_from_a_file_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_settings.py").write_text(OWN_SETTINGS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -198,7 +190,7 @@ def test_actions_are_squashed_where_the_actor_of_sac_acts() -> None:
 def test_one_that_learns_from_a_replay_is_trained(start: Callable[..., Command]) -> None:
     flags = ("--algo=toy_algorithms:BOUNDED_SAC", "--env=Pendulum-v1", "--preset=none", "--most_value=0.5")
     sizes = ("--train_for_env_steps=600", "--warmup_env_steps=200", "--num_workers=1", "--num_envs_per_worker=2")
-    training = start("asyncrl.train", *flags, *sizes, is_fresh=True)
+    training = start("asyncrl.train", *flags, *sizes)
     code, _, stderr = training.finish()
     assert code == 0, stderr
     saved = training.checkpoint()

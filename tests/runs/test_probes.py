@@ -1,4 +1,4 @@
-"""Whole runs on environments whose right answer is known, in each way to run."""
+"""Whole runs on environments whose right answer is known. `test_rows` checks each row of all ways to run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
-from run_helper import MODES, run
+from run_helper import run
 
 from asyncrl.envs.actions import ActionAdapter
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
-
-in_each_mode = pytest.mark.parametrize("mode", MODES)
 
 # With normalized returns a constant is known from the statistics alone, and the critic would have nothing to learn.
 CRITIC: dict[str, Any] = {"normalize_returns": False, "value_loss_coeff": 1.0}
 LONGER: dict[str, Any] = {"gamma": 0.8, "train_for_env_steps": 8000}
 
 
-@in_each_mode
-def test_a_constant_reward_is_valued_once(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "ConstantReward", **CRITIC)
-    assert trained.values([0.0]) == pytest.approx([1.0], abs=0.05)
+@pytest.mark.parametrize(
+    ("env", "observations", "values"),
+    [("RewardIsObservation", ([-1.0], [1.0]), [-1.0, 1.0]), ("DelayedReward", ([0.0], [1.0]), [0.5, 1.0])],
+)
+def test_a_reward_belongs_to_its_observation_and_is_discounted(
+    env: str, observations: tuple[list[float], ...], values: list[float], tmp_path: Path
+) -> None:
+    trained = run(tmp_path, "serial", env, gamma=0.5, **CRITIC)
+    assert trained.values(*observations) == pytest.approx(values, abs=0.05)
 
 
 def test_it_runs_on_a_system_without_the_calls_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,20 +38,7 @@ def test_it_runs_on_a_system_without_the_calls_of_linux(tmp_path: Path, monkeypa
     assert trained.values([0.0]) == pytest.approx([1.0], abs=0.05)
 
 
-@in_each_mode
-def test_the_reward_belongs_to_its_own_observation(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "RewardIsObservation", **CRITIC)
-    assert trained.values([-1.0], [1.0]) == pytest.approx([-1.0, 1.0], abs=0.05)
-
-
-@in_each_mode
-def test_a_delayed_reward_is_discounted(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "DelayedReward", gamma=0.5, **CRITIC)
-    assert trained.values([0.0], [1.0]) == pytest.approx([0.5, 1.0], abs=0.05)
-
-
-@in_each_mode
-@pytest.mark.parametrize(("num_actions", "start"), [(2, 0), (3, 5)])
+@pytest.mark.parametrize(("mode", "num_actions", "start"), [("serial", 3, 5), ("async-central", 2, 0)])
 def test_a_contextual_bandit_is_solved(mode: str, num_actions: int, start: int, tmp_path: Path) -> None:
     trained = run(tmp_path, mode, "ContextualBandit", env_kwargs={"num_actions": num_actions, "start": start})
     contexts = np.eye(num_actions).tolist()
@@ -57,20 +46,17 @@ def test_a_contextual_bandit_is_solved(mode: str, num_actions: int, start: int, 
     assert probabilities.diagonal().min() > 0.95
 
 
-@in_each_mode
-def test_a_truncated_episode_goes_on_in_its_value(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": False}, **LONGER)
-    forever = 1.0 / (1.0 - 0.8)
-    assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([forever, -5.0 + 0.8 * forever], abs=0.25)
-
-
-@pytest.mark.parametrize("terminates", [False, True])
-@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
-def test_a_vectorized_environment_gives_the_same_values(autoreset_mode: str, terminates: bool, tmp_path: Path) -> None:
-    kwargs = {"autoreset_mode": autoreset_mode, "terminates": terminates}
-    vectorized: dict[str, Any] = {"env_backend": "gym_vector", "env_kwargs": kwargs}
-    trained = run(tmp_path, "serial", "VectorEndlessReward", **vectorized, **LONGER)
-    assert trained.spec.is_vectorized
+@pytest.mark.parametrize(
+    ("mode", "terminates"),
+    [
+        *[("serial", False), ("serial", True), ("sync-local", True)],
+        *[("sync-central", False), ("async-local", False), ("async-central", True)],
+    ],
+)
+def test_values_end_with_a_terminated_episode_and_go_on_after_a_truncated_one(
+    mode: str, terminates: bool, tmp_path: Path
+) -> None:
+    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": terminates}, **LONGER)
     if terminates:
         observations, expected = ([0.0, 3.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0]), [1.0, 1.8, 2.44, -5.0 + 0.8 * 2.44]
     else:
@@ -78,16 +64,7 @@ def test_a_vectorized_environment_gives_the_same_values(autoreset_mode: str, ter
     assert trained.values(*observations) == pytest.approx(expected, abs=0.25)
 
 
-@in_each_mode
-def test_a_terminated_episode_ends_in_its_value(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": True}, **LONGER)
-    sums = [1.0, 1.8, 2.44]
-    values = trained.values([0.0, 3.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0])
-    assert values == pytest.approx([*sums, -5.0 + 0.8 * sums[-1]], abs=0.25)
-
-
-@in_each_mode
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize(("mode", "squash"), [("serial", False), ("serial", True), ("async-local", True)])
 def test_a_distant_action_is_found(mode: str, squash: bool, tmp_path: Path) -> None:
     trained = run(tmp_path, mode, "DistantTarget", squash_actions=squash, initial_stddev=0.5)
     parameters = trained.action_parameters([0.0])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import ENDED_S, PROBE, TESTS, Command, wait_until
+from command import ENDED_S, HELPERS, PROBE, Command, wait_until
 from killing import pids
 
 HOGWILD = ("--backend=hogwild", "--algo=a2c")
@@ -139,7 +139,7 @@ def test_an_environment_may_read_from_the_terminal(tmp_path: Path) -> None:
     script.write_text(READS)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, [sys.executable, str(script), str(TESTS), str(tmp_path)])
+        os.execv(sys.executable, [sys.executable, str(script), str(HELPERS), str(tmp_path)])
     os.write(terminal, b"continue\n")
     shown = b""
     with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from command import PROBE, Command, wait_until
+from command import HELPERS, PROBE, Command, wait_until
 from killing import pids
 from unavoidable import PREFIX
 
@@ -77,9 +77,14 @@ def assert_all_gone(run: Command) -> None:
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in started), 10.0, "all processes are gone")
 
 
-def state_of(path: Path) -> dict[str, torch.Tensor]:
-    loaded = checkpoint.load(path)
-    return {**loaded.model, **loaded.optimizer}
+def assert_same_weights_of_other_samples(first: Path, second: Path, column: str) -> None:
+    """Checkpoints of two ranks have the same tensors, and replays of environments that were seeded differently."""
+    contents = [checkpoint.load(path, with_replay=True) for path in (first, second)]
+    tensors, others = ({**each.model, **each.optimizer} for each in contents)
+    own = {"generator", "replay_generator"}
+    assert all(torch.equal(tensors[name], others[name]) for name in tensors.keys() - own)
+    rows, other_rows = (each.replay.columns[column][0][:50] for each in contents if each.replay is not None)
+    assert not (rows == other_rows).any()
 
 
 @pytest.mark.long
@@ -90,12 +95,7 @@ def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Pa
     (newest,) = checkpoint.newest_first(run.folder / "checkpoints")
     (of_other,) = checkpoint.newest_first(run.folder / "ranks" / "1" / "checkpoints")
     assert newest.name == of_other.name
-    first, second = state_of(newest), state_of(of_other)
-    own = {"generator", "replay_generator"}
-    assert all(torch.equal(first[name], second[name]) for name in first.keys() - own)
-    samples = [checkpoint.load(path, with_replay=True).replay for path in (newest, of_other)]
-    assert samples[0] is not None and samples[1] is not None
-    assert not (samples[0].columns["reward.0"][0][:50] == samples[1].columns["reward.0"][0][:50]).all()
+    assert_same_weights_of_other_samples(newest, of_other, "reward.0")
     before = checkpoint.load(newest).state
     assert 1000 <= before["env_steps"] < 1100
     assert before["policy_version"] == pytest.approx(0.5 * (500 - 200), abs=4)  # of each rank's own steps
@@ -134,18 +134,6 @@ def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path
     assert_all_gone(run)
 
 
-def test_one_rank_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_path: Path) -> None:
-    run = ranks(2, tmp_path, *PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
-    wait_until(lambda: any("train/loss" in record for record in run.records()), 120.0, "training is reported")
-    process_of(run, 1).send_signal(signal.SIGTERM)
-    run.finish()
-    summaries = summaries_of(run)
-    assert_all_gone(run)
-    assert [summary["status"] for summary in summaries] == ["interrupted", "interrupted"]
-    assert summaries[0]["env_steps"] == summaries[1]["env_steps"] > 0
-    assert checkpoint.load(tmp_path / summaries[0]["checkpoint"]).state["env_steps"] == summaries[0]["env_steps"]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [("--env=CartPole-v1", *PROBE), SAC], ids=["ppo", "sac"])
 def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -160,7 +148,9 @@ def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, fla
     assert_all_gone(run)
 
 
-def test_torchrun_starts_all_ranks_again_after_one_was_killed_and_they_go_on(tmp_path: Path) -> None:
+def test_torchrun_restarts_all_ranks_after_one_was_killed_and_one_that_is_asked_to_stop_stops_all(
+    tmp_path: Path,
+) -> None:
     flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000", "--save_every_s=0.5")
     run = ranks(2, tmp_path, *flags, max_restarts=1)
     checkpoints = run.folder / "checkpoints"
@@ -172,13 +162,47 @@ def test_torchrun_starts_all_ranks_again_after_one_was_killed_and_they_go_on(tmp
     saved = checkpoint.saved_env_steps(last)
     wait_until(lambda: checkpoint.newest_first(checkpoints)[0] != last, 120.0, "the ranks have gone on")
     assert not {process_of(run, rank).pid for rank in range(2)} & set(before)
-    run.process.terminate()
+    process_of(run, 1).send_signal(signal.SIGTERM)
     _, _, errors = run.finish()
     assert "Resuming from" in errors
     first, second = summaries_of(run)
     assert first["status"] == second["status"] == "interrupted"
     assert first["env_steps"] == second["env_steps"] > saved
+    assert checkpoint.load(tmp_path / first["checkpoint"]).state["env_steps"] == first["env_steps"]
     assert_all_gone(run)
+
+
+TENSOR_FLAGS = ("--num_envs_per_worker=8", "--encoder_mlp_layers=[16]", "--learner_threads=1")
+TENSOR_RUNS: dict[str, tuple[str, ...]] = {
+    "ppo": (
+        "--env=tensor_envs:TensorCartPole-v0",
+        *("--rollout=16", "--batch_size=64", "--num_batches_per_epoch=2", "--num_epochs=2"),
+    ),
+    "sac": (
+        "--env=tensor_envs:make_reach",
+        '--env_kwargs={"autoreset_mode": "SameStep"}',
+        *("--algo=sac", "--warmup_env_steps=200", "--replay_size=2000", "--updates_per_env_step=0.2"),
+        *("--batch_size=32", "--save_replay=True"),
+    ),
+}
+
+
+@pytest.mark.parametrize("algorithm", TENSOR_RUNS)
+def test_ranks_that_step_tensors_collect_for_themselves_and_hold_the_same_weights(
+    algorithm: str, tmp_path: Path
+) -> None:
+    run = ranks(2, tmp_path, *TENSOR_RUNS[algorithm], *TENSOR_FLAGS, "--train_for_env_steps=1000")
+    code, _, errors = run.finish()
+    assert code == 0, errors
+    first, second = summaries_of(run)
+    assert first["status"] == second["status"] == "completed"
+    assert 1000 <= first["env_steps"] == second["env_steps"] < 1300
+    (newest,) = checkpoint.newest_first(run.folder / "checkpoints")
+    if algorithm == "ppo":  # a dataset of each rank for each update
+        assert checkpoint.load(newest).state["policy_version"] == 4 * -(-1000 // (2 * 128))
+    else:
+        (of_other,) = checkpoint.newest_first(run.folder / "ranks" / "1" / "checkpoints")
+        assert_same_weights_of_other_samples(newest, of_other, "obs.0")
 
 
 INTERFACE = "cable"
@@ -299,7 +323,7 @@ class Steers(Observer):
         run.set_training_info({"reward": 2.0})
 
     def on_record(self, run, record):
-        if record.scalars.get("rollout/ep_rew_mean") == 10.0 and run.env_steps > 20_000:
+        if record.scalars.get("rollout/ep_rew_mean") == 10.0 and run.env_steps > 2_000:
             run.stop("taught")
 
 if __name__ == "__main__":
@@ -315,7 +339,7 @@ if __name__ == "__main__":
 def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "steered.py"
     script.write_text(STEERED)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=380

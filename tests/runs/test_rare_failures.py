@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from command import Command
 
-TIMEOUT_S = 120.0
+TRACEBACK = "Traceback (most recent call last)"
 ENVIRONMENT = '''
 import time
 import gymnasium, numpy as np
@@ -50,77 +51,70 @@ class Sometimes(gymnasium.Env):
 '''
 
 
-def run(tmp_path: Path, command: str, *arguments: str, place: str = "nowhere") -> subprocess.CompletedProcess[str]:
+Run = Callable[..., Command]
+
+
+@pytest.fixture
+def run(tmp_path: Path, start: Callable[..., Command]) -> Run:
+    """Runs a command to its end, with environments that fail in a place."""
     (tmp_path / "sometimes.py").write_text(ENVIRONMENT)
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            f"asyncrl.{command}",
-            "--experiment=x",
-            f'--env_kwargs={{"place": "{place}"}}',
-            *arguments,
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+
+    def run(command: str, *arguments: str, place: str = "nowhere") -> Finished:
+        return Finished(*start(f"asyncrl.{command}", f'--env_kwargs={{"place": "{place}"}}', *arguments).finish())
+
+    return run
 
 
-def train(tmp_path: Path, *arguments: str, place: str = "nowhere") -> subprocess.CompletedProcess[str]:
-    small = ("--num_workers=1", "--num_envs_per_worker=6", "--train_for_env_steps=600", "--with_tensorboard=False")
-    settings = ("--env=sometimes:Sometimes", "--rollout=16", "--batch_size=96", *small)
-    return run(tmp_path, "train", *settings, *arguments, place=place)
+class Finished(NamedTuple):
+    """How a command has ended."""
+
+    code: int
+    out: str
+    err: str
 
 
+SMALL = ("--num_workers=1", "--num_envs_per_worker=6", "--train_for_env_steps=600", "--with_tensorboard=False")
+TRAIN = ("train", "--env=sometimes:Sometimes", "--rollout=16", "--batch_size=96", *SMALL)
 SERIAL = ("--serial_mode=True", "--async_rl=False")
 
 
-@pytest.mark.parametrize("place", ["step", "reset", "making"])
-def test_an_environment_that_fails_before_the_first_episode_is_recreated(tmp_path: Path, place: str) -> None:
-    result = train(tmp_path, *SERIAL, place=place)
-    assert result.returncode == 0, result.stderr
-    shown = result.stdout + result.stderr
-    assert shown.count("Traceback (most recent call last)") <= 1
+@pytest.mark.parametrize("place", ["reset", "making"])
+def test_an_environment_that_fails_before_the_first_episode_is_recreated(run: Run, place: str) -> None:
+    done = run(*TRAIN, *SERIAL, place=place)
+    assert done.code == 0, done.err
+    assert (done.out + done.err).count(TRACEBACK) <= 1
 
 
-def test_learning_from_a_replay_and_processes_recreate_it_too(tmp_path: Path) -> None:
-    result = train(tmp_path, "--algo=dqn", "--warmup_env_steps=200", "--batch_size=32", place="step")
-    assert result.returncode == 0, result.stderr
-    assert (result.stdout + result.stderr).count("Traceback (most recent call last)") == 1
+def test_learning_from_a_replay_and_processes_recreate_it_too(run: Run) -> None:
+    done = run(*TRAIN, "--algo=dqn", "--warmup_env_steps=200", "--batch_size=32", place="step")
+    assert done.code == 0, done.err
+    assert (done.out + done.err).count(TRACEBACK) == 1
 
 
-def test_an_environment_that_always_fails_ends_the_run_with_one_traceback(tmp_path: Path) -> None:
-    result = train(tmp_path, *SERIAL, place="always")
-    assert result.returncode == 1
-    assert (result.stdout + result.stderr).count("Traceback (most recent call last)") == 1
+def test_an_environment_that_always_fails_ends_the_run_with_one_traceback(run: Run) -> None:
+    done = run(*TRAIN, *SERIAL, place="always")
+    assert done.code == 1
+    assert (done.out + done.err).count(TRACEBACK) == 1
 
 
-def test_a_traceback_that_a_warning_had_is_not_printed_again_at_the_end(tmp_path: Path) -> None:
-    result = train(tmp_path, *SERIAL, "--max_env_failures=100", "--train_for_env_steps=6000", place="late")
-    assert result.returncode == 3
-    warnings, _, end = result.stderr.partition("error: ")
-    assert warnings.count("Traceback (most recent call last)") == 1 and "lost the simulator" in warnings
+def test_a_traceback_that_a_warning_had_is_not_printed_again_at_the_end(run: Run) -> None:
+    done = run(*TRAIN, *SERIAL, "--max_env_failures=100", "--train_for_env_steps=6000", place="late")
+    assert done.code == 3
+    warnings, _, end = done.err.partition("error: ")
+    assert warnings.count(TRACEBACK) == 1 and "lost the simulator" in warnings
     assert "(traceback above; logs: " in end and "Traceback (" not in end
 
 
-def test_evaluations_recreate_the_environment_and_count_what_was_lost(tmp_path: Path) -> None:
-    trained = train(tmp_path, *SERIAL)
-    assert trained.returncode == 0, trained.stderr
-    result = run(tmp_path, "evaluate", "--episodes=6", "--num_envs=3", "--json", place="step")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
+def test_evaluations_recreate_the_environment_and_count_what_was_lost(run: Run, tmp_path: Path) -> None:
+    trained = run(*TRAIN, *SERIAL, "--eval_every_env_steps=300", "--eval_episodes=4", place="step")
+    assert trained.code == 0, trained.err
+    assert "eval/mean_reward" in (tmp_path / "runs/run/metrics.jsonl").read_text()
+
+    done = run("evaluate", "--episodes=6", "--num_envs=3", "--json", place="step")
+    assert done.code == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
     assert (found["episodes"], found["mean_reward"]) == (6, 30.0)
-    assert found["lost_episodes"] > 0 and result.stderr.count("Traceback") == 1
+    assert found["lost_episodes"] > 0 and done.err.count("Traceback") == 1
 
-    broken = run(tmp_path, "evaluate", "--episodes=6", place="always")
-    assert broken.returncode == 1 and broken.stderr.count("lost the simulator") >= 1
-
-
-def test_evaluations_in_training_continue_after_a_failure(tmp_path: Path) -> None:
-    settings = ("--eval_every_env_steps=300", "--eval_episodes=4")
-    result = train(tmp_path, *SERIAL, *settings, place="step")
-    assert result.returncode == 0, result.stderr
-    assert "eval/mean_reward" in (tmp_path / "train_dir/x/metrics.jsonl").read_text()
+    broken = run("evaluate", "--episodes=6", place="always")
+    assert broken.code == 1 and broken.err.count("lost the simulator") >= 1

@@ -20,21 +20,6 @@ def ratio_deviations(run: FinishedRun) -> list[float]:
     return [report.train.max_ratio_deviation_first_batch for report in run.learner_reports]
 
 
-@pytest.mark.parametrize("mode", ["async-local", "async-central"])
-def test_without_learning_the_first_ratio_is_one(mode: str, tmp_path: Path) -> None:
-    finished = run(
-        tmp_path,
-        mode,
-        "Sentinel",
-        env_kwargs={"run_seed": SMALL["seed"]},
-        learning_rate=0.0,
-        train_for_env_steps=2000,
-        normalize_input=True,
-        normalize_returns=True,
-    )
-    assert max(ratio_deviations(finished)) < SAME_POLICY
-
-
 @pytest.mark.parametrize(
     ("env", "memory"),
     [("Masked-v0", {}), ("Recall-v0", {"use_rnn": True, "rnn_size": 8, "recurrence": 4})],
@@ -100,25 +85,6 @@ def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_p
     first, second = finished.served_splits
     assert first.isdisjoint(second)
     assert first | second == set(range(finished.plan.num_splits))
-
-
-@pytest.mark.parametrize("async_rl", [False, True])
-def test_a_serial_run_repeats_to_the_bit(async_rl: bool, tmp_path: Path) -> None:
-    first, second, other = (
-        run(
-            tmp_path / name,
-            "serial",
-            "EndlessReward",
-            env_kwargs={"terminates": False},
-            async_rl=async_rl,
-            seed=seed,
-            train_for_env_steps=1500,
-            **NORMALIZED,
-        ).model.state_dict()
-        for name, seed in (("first", 5), ("second", 5), ("other", 6))
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["statistics"], other["statistics"])
 
 
 @pytest.mark.parametrize("mode", ["serial", "async-local"])

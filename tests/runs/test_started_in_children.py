@@ -34,27 +34,23 @@ def in_executor(function, *arguments):
 """
 
 
-def run(call: str, cwd: Path) -> list[str]:
-    script = cwd / "script.py"
-    script.write_text(SCRIPT + f'if __name__ == "__main__":\n    print("answers", {call})\n')
-    finished = subprocess.run([sys.executable, str(script)], cwd=cwd, capture_output=True, text=True, timeout=150)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.rpartition("answers")[2].split()
-
-
-def test_a_daemonic_process_may_train(tmp_path: Path) -> None:
-    assert run('in_pool("a")', tmp_path) == ["completed"]
-
-
-def test_a_fork_of_a_process_that_has_trained_may_train(tmp_path: Path) -> None:
-    call = 'train("a"), in_executor(train, "b"), train("c")'
-    assert run(call, tmp_path) == ["completed"] * 3
-
-
-def test_a_daemonic_fork_of_a_process_that_has_trained_may_train(tmp_path: Path) -> None:
-    assert run('train("a"), in_pool("b"), in_pool("c")', tmp_path) == ["completed"] * 3
-
-
-def test_a_fork_of_a_process_with_busy_threads_may_train_and_evaluate(tmp_path: Path) -> None:
-    call = 'train("a", True, 2), in_executor(train, "b", True, 2), in_executor(evaluate_the_policy_of, "a")'
-    assert run(call, tmp_path) == ["completed", "completed", "True"]
+def test_forks_of_a_program_may_train_and_evaluate_before_and_after_it_has_trained(tmp_path: Path) -> None:
+    calls = [
+        ("daemonic", 'in_pool("a")', "completed"),
+        ("leaves busy threads", 'train("b", True, 2)', "completed"),
+        ("fork with busy threads", 'in_executor(train, "c", True, 2)', "completed"),
+        ("evaluation", 'in_executor(evaluate_the_policy_of, "b")', "True"),
+        ("leaves a fork server", 'train("d")', "completed"),
+        ("fork of one that has trained", 'in_executor(train, "e")', "completed"),
+        ("daemonic fork of one that has trained", 'in_pool("f")', "completed"),
+    ]
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT + f'if __name__ == "__main__":\n    print("answers", {", ".join(call for _, call, _ in calls)})\n'
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.rpartition("answers")[2].split()
+    assert [(what, answer) for (what, _, _), answer in zip(calls, answers, strict=True)] == [
+        (what, answer) for what, _, answer in calls
+    ]

@@ -40,10 +40,12 @@ def test_a_dataset_may_hold_several_trajectories(tmp_path: Path) -> None:
     assert max(r.train.max_ratio_deviation_first_batch for r in finished.learner_reports if r.train) < 1e-4
 
 
-@pytest.mark.parametrize("terminates", [False, True])
-@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
-def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tmp_path: Path) -> None:
-    kwargs = {"autoreset_mode": autoreset_mode, "terminates": terminates}
+@pytest.mark.parametrize(
+    ("autoreset_mode", "terminates"),
+    [(AutoresetMode.NEXT_STEP, True), (AutoresetMode.SAME_STEP, False), (AutoresetMode.DISABLED, False)],
+)
+def test_values_are_right_in_each_mode(autoreset_mode: AutoresetMode, terminates: bool, tmp_path: Path) -> None:
+    kwargs = {"autoreset_mode": autoreset_mode.value, "terminates": terminates}
     settings = {"env_kwargs": kwargs, "gamma": 0.8, "train_for_env_steps": 8000}
     trained = run(tmp_path, "serial", "tensor_envs:TensorEndlessReward-v0", **TENSORS, **settings)
     if terminates:
@@ -53,9 +55,8 @@ def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tm
     assert trained.values(*observations) == pytest.approx(expected, abs=0.25)
 
 
-@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
-def test_values_are_right_if_a_worker_of_its_own_steps_the_simulator(autoreset_mode: str, tmp_path: Path) -> None:
-    kwargs = {"autoreset_mode": autoreset_mode, "terminates": False}
+def test_values_are_right_if_a_worker_of_its_own_steps_the_simulator(tmp_path: Path) -> None:
+    kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP.value, "terminates": False}
     settings = {"env_backend": "gym_vector", "num_workers": 1, "env_kwargs": kwargs, "gamma": 0.8}
     trained = run(tmp_path, "async-local", "tensor_envs:TensorEndlessReward-v0", **settings, train_for_env_steps=16_000)
     assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.25)
@@ -70,10 +71,9 @@ def test_a_recurrent_policy_is_trained_on_the_device(tmp_path: Path) -> None:
     assert [report.episodes for report in finished.reports if isinstance(report, EvaluationReport)][-1] == 4
 
 
-@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
-def test_sac_learns_from_a_replay_on_the_device(autoreset_mode: str, tmp_path: Path) -> None:
+def test_sac_learns_from_a_replay_on_the_device(tmp_path: Path) -> None:
     settings = {"algo": "sac", "warmup_env_steps": 300, "batch_size": 64, "updates_per_env_step": 0.5, "gamma": 0.8}
-    kwargs = {"autoreset_mode": autoreset_mode}
+    kwargs = {"autoreset_mode": AutoresetMode.NEXT_STEP.value}
     settings |= {"env_kwargs": kwargs, "train_for_env_steps": 2000, "save_replay": True}
     finished = run(tmp_path, "serial", "tensor_envs:make_reach", **TENSORS, **settings)
     assert finished.outcome.env_steps >= 2000

@@ -22,9 +22,12 @@ import asyncrl
 from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
+from asyncrl.evaluate import main as evaluate_main
 from asyncrl.observers.observer import StartPoint
 from asyncrl.observers.reports import EpisodeRecord, EvaluationReport
 from asyncrl.observers.summary import ResumedTotals, Summary
+from asyncrl.train import main as train_main
+from asyncrl.validate import main as validate_main
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -39,7 +42,9 @@ SMALL: dict[str, Any] = {
     "report_every_s": 0.1,
     "with_tensorboard": False,
 }
-MODES = [pytest.param({"serial_mode": True}, id="serial"), pytest.param({}, id="parallel")]
+SERIAL: dict[str, Any] = {"serial_mode": True}
+PARALLEL: dict[str, Any] = {}
+MODES = [pytest.param(SERIAL, id="serial"), pytest.param(PARALLEL, id="parallel")]
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(300)]
 
@@ -99,9 +104,9 @@ def once(action: Any) -> Any:
     return lambda run, what: calls or (calls.append(1), action(run, what))
 
 
-def python(*arguments: str, cwd: Path, path: str = "", stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder, with this package and perhaps another folder on its path."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), path]))}
+def python(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder, with this package on its path."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, input=stdin, capture_output=True, text=True)
 
 
@@ -164,15 +169,19 @@ def make_world(size):
 """
 
 
-def test_a_callable_of_a_module_is_known_by_its_name_to_every_command(tmp_path: Path) -> None:
+def test_a_callable_of_a_module_is_known_by_its_name_to_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "worlds.py").write_text(WORLDS)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + '\nif __name__ == "__main__":\n    start()\n')
     done = python(script.name, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "worlds:make_world\n"), done.stderr
     assert "env: worlds:make_world\n" in (tmp_path / "train_dir" / "run" / "config.yaml").read_text()
-    evaluated = python("-m", "asyncrl.evaluate", "--experiment=run", "--episodes=2", cwd=tmp_path)
-    assert "2 episodes" in evaluated.stdout, evaluated.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert evaluate_main(["--experiment=run", "--episodes=2"]) == 0
+    assert "2 episodes" in capsys.readouterr().out
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
@@ -276,16 +285,16 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     assert (preset.config.batch_size, preset.config.learning_rate) != (64, plain.learning_rate)
     assert preset.config.batch_size == 64
     noting = Noting()
-    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [noting]).run()
+    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 3000}), [noting]).run()
     named, resumes, changes = [text for text in noting.of("message") if not text.startswith("warning: ")]
     assert named.startswith("preset none: a resumed run keeps its settings; --preset=NAME chooses one: ")
     assert resumes == f"Resuming from {preset.summary.checkpoint} ({preset.summary.env_steps:,} steps)."
-    assert changes == "Settings that change for this run from now on:\n  train_for_env_steps: 256 -> 20000"
+    assert changes == "Settings that change for this run from now on:\n  train_for_env_steps: 256 -> 3000"
     assert again.config.batch_size == 64
-    assert again.summary.env_steps >= 20_000
+    assert again.summary.env_steps >= 3000
     assert [record.env_steps for record in again.records] == sorted(record.env_steps for record in again.records)
     told = Noting()
-    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000}), [told]).run()
+    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 3000}), [told]).run()
     said = told.of("message")[-1]  # behind the preset and a warning
     assert said == f"Nothing to do: the run already has {done.nothing_to_do}."
     assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
@@ -293,7 +302,7 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
 
     before = again.summary
     (done.folder / "summary.json").unlink()  # as if killed after its last checkpoint
-    written = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run().summary
+    written = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 3000})).run().summary
     assert Summary(**json.loads((done.folder / "summary.json").read_text())) == written
     for name in ("status", "env_steps", "num_updates", "num_workers", "ep_rew_mean", "best_return", "checkpoint"):
         assert getattr(written, name) == getattr(before, name), name
@@ -320,18 +329,28 @@ def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode
     assert len(noting.of("start")) == len(noting.of("end")) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("event", ["start", "episode", "end"])
+@pytest.mark.parametrize(
+    ("mode", "event", "error"),
+    [
+        (SERIAL, "start", LookupError("of my own")),
+        (SERIAL, "episode", SystemExit("of my own")),
+        (PARALLEL, "episode", LookupError("of my own")),
+        (PARALLEL, "end", LookupError("of my own")),
+    ],
+    ids=["serial-start", "serial-episode-exit", "parallel-episode", "parallel-end"],
+)
 def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_start_with_a_checkpoint(
-    tmp_path: Path, mode: dict[str, Any], event: str
+    tmp_path: Path, mode: dict[str, Any], event: str, error: BaseException
 ) -> None:
     def fail(run: asyncrl.Run, _: Any) -> None:
-        raise LookupError("of my own")
+        raise error
 
     failing, other = Noting(**{event: fail}), Noting()
-    with pytest.raises(asyncrl.RunFailed, match="the callback Noting failed: LookupError: of my own") as raised:
+    with pytest.raises(
+        asyncrl.RunFailed, match=f"the callback Noting failed: {type(error).__name__}: of my own"
+    ) as raised:
         train(tmp_path, failing, other, **mode, experiment="run", train_for_env_steps=10**8 if event != "end" else 500)
-    assert isinstance(raised.value.__cause__, LookupError)
+    assert raised.value.__cause__ is error
     assert "in fail\n" in raised.value.details
     assert len(failing.of(event)) == 1, "it is not called again"
     assert len(other.of("end")) == 1
@@ -343,8 +362,7 @@ def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_s
         assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("event", ["start", "record", "end"])
+@pytest.mark.parametrize(("mode", "event"), [(SERIAL, "start"), (PARALLEL, "record"), (SERIAL, "end")])
 def test_a_pruned_trial_of_optuna_is_raised_as_what_it_is_after_the_run_has_stopped(
     tmp_path: Path, mode: dict[str, Any], event: str
 ) -> None:
@@ -359,30 +377,6 @@ def test_a_pruned_trial_of_optuna_is_raised_as_what_it_is_after_the_run_has_stop
     assert len(pruning.of(event)) == 1, "it is not called again"
     status = json.loads((tmp_path / "run" / "summary.json").read_text())["status"]
     assert status == ("completed" if event == "end" else "stopped")
-
-
-def test_a_study_goes_on_after_a_trial_that_a_callback_has_pruned(tmp_path: Path) -> None:
-    optuna = pytest.importorskip("optuna")
-
-    def objective(trial: Any) -> float:
-        def prune(run: asyncrl.Run, _: Any) -> None:
-            if trial.number == 0:
-                raise optuna.TrialPruned
-
-        settings = {"serial_mode": True, "async_rl": False, "train_for_env_steps": 500}
-        return train(tmp_path, Noting(episode=prune), **settings).summary.num_episodes
-
-    study = optuna.create_study()
-    study.optimize(objective, n_trials=2)
-    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
-
-
-def test_an_observer_that_calls_exit_ends_the_run_as_any_other(tmp_path: Path) -> None:
-    noting, other = Noting(record=lambda *_: sys.exit("enough")), Noting()
-    with pytest.raises(asyncrl.RunFailed, match="the callback Noting failed: SystemExit: enough"):
-        train(tmp_path, noting, other, serial_mode=True, async_rl=False, experiment="run", train_for_env_steps=10**8)
-    assert len(other.of("end")) == 1
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -415,7 +409,7 @@ def test_an_evaluation_is_made_when_it_is_asked_for(tmp_path: Path, mode: dict[s
     assert result.status == "stopped"
 
 
-@pytest.mark.parametrize("mode", [*MODES, pytest.param({"algo": "sac", "warmup_env_steps": 200}, id="sac")])
+@pytest.mark.parametrize("mode", [PARALLEL, {**SERIAL, "algo": "sac", "warmup_env_steps": 200}], ids=["ppo", "sac"])
 def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Path, mode: dict[str, Any]) -> None:
     is_sac = mode.get("algo") == "sac"
     new = Hyperparameters(learning_rate=1e-5, gamma=0.5, **({"tau": 0.5} if is_sac else {"entropy_loss_coeff": 0.25}))
@@ -426,6 +420,7 @@ def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Pat
 
     noting = Noting(start=lambda run, _: run.set_hyperparameters(new), record=stop_when_taken)
     settings = {**mode, "experiment": "run", "learning_rate": 0.01, "max_learner_restarts": 0}
+    settings |= {"updates_per_env_step": 0.1} if is_sac else {}
     result = train(tmp_path, noting, **settings, train_for_env_steps=10**6)
     last = newest_scalars(result)
     assert {name: last[f"hyperparameters/{name}"] for name in new.changes()} == pytest.approx(new.changes())
@@ -434,13 +429,13 @@ def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Pat
         assert last["train/entropy_loss"] == pytest.approx(-0.25 * last["train/entropy"], rel=0.3)
     assert (result.config.learning_rate, result.config.gamma) == (1e-5, 0.5)
 
-    longer = {"train_for_env_steps": result.summary.env_steps + 3000}
+    longer = {"train_for_env_steps": result.summary.env_steps + 1000}
     resumed = Noting()
     again = train(tmp_path, resumed, **settings, **longer)
     assert (again.config.learning_rate, again.config.gamma) == (1e-5, 0.5), "what is in effect"
     assert newest_scalars(again)["train/learning_rate"] == pytest.approx(1e-5)
     assert newest_scalars(again)["hyperparameters/gamma"] == 0.5
-    longer = {"train_for_env_steps": again.summary.env_steps + 3000}
+    longer = {"train_for_env_steps": again.summary.env_steps + 1000}
     changed = train(tmp_path, **{**settings, "learning_rate": 0.002, **longer})
     assert (changed.config.learning_rate, changed.config.gamma) == (0.002, 0.5), "the user overrides an observer"
     assert newest_scalars(changed)["train/learning_rate"] == pytest.approx(0.002)
@@ -475,7 +470,7 @@ def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "mode", [*MODES, pytest.param({"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"}, id="hogwild")]
+    "mode", [PARALLEL, {"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"}], ids=["parallel", "hogwild"]
 )
 def test_environments_are_told_what_an_observer_sends(tmp_path: Path, mode: dict[str, Any]) -> None:
     def tell_more(run: asyncrl.Run, episode: Any) -> None:
@@ -519,10 +514,10 @@ def test_callbacks_with_the_names_of_stable_baselines_stop_the_run(tmp_path: Pat
     with pytest.raises(asyncrl.RunFailed, match="needs evaluations during training: give eval_every_env_steps"):
         train(tmp_path, good_enough, serial_mode=True)
     called: list[int] = []
-    every = asyncrl.EveryNTimesteps(1000, lambda run: called.append(run.env_steps))
-    train(tmp_path, every, serial_mode=True, train_for_env_steps=20_000, report_every_s=0.01)
+    every = asyncrl.EveryNTimesteps(500, lambda run: called.append(run.env_steps))
+    train(tmp_path, every, serial_mode=True, train_for_env_steps=6000, report_every_s=0.01)
     assert len(called) >= 5
-    assert len({steps // 1000 for steps in called}) == len(called)
+    assert len({steps // 500 for steps in called}) == len(called)
 
 
 def test_an_improvement_of_any_policy_counts_as_one() -> None:
@@ -579,31 +574,32 @@ class Tracker(Observer):
 """
 
 
-def test_a_package_adds_a_callback_by_an_entry_point(tmp_path: Path) -> None:
+def test_a_package_adds_a_callback_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     site = tmp_path / "site"
     metadata = site / "tracking-1.0.dist-info"
     metadata.mkdir(parents=True)
     (site / "tracking.py").write_text(PACKAGE)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tracking\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[asyncrl.callbacks]\ntracker = tracking:Tracker\n")
-    flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=256", "--preset=none", "--quiet"]
+    monkeypatch.syspath_prepend(str(site))
+    cart_pole = ["--env=CartPole-v1", f"--train_dir={tmp_path}"]
+    short = [*cart_pole, "--serial_mode", "--train_for_env_steps=256", "--preset=none", "--quiet"]
     for experiment, name in (("registered", "tracker"), ("named", "tracking:Tracker")):
-        named = (f"--callbacks={name}", f"--experiment={experiment}")
-        done = python("-m", "asyncrl.train", *flags, *named, cwd=tmp_path, path=str(site))
-        assert done.returncode == 0, done.stderr
-        steps = json.loads((tmp_path / "train_dir" / experiment / "summary.json").read_text())["env_steps"]
-        assert (tmp_path / "train_dir" / experiment / "tracked.txt").read_text() == f"{steps} {len(experiment)}"
-    needs = ("--env=CartPole-v1", "--callbacks=asyncrl:StopTrainingOnRewardThreshold")
-    for command in ("asyncrl.validate", "asyncrl.train"):
-        done = python("-m", command, *needs, cwd=tmp_path)
-        assert done.returncode == 2 and done.stderr.startswith("error: --callbacks=asyncrl:Stop"), done.stderr
-        assert "needs arguments (missing a required argument" in done.stderr and done.stderr.count("\n") == 1
-    mistaken = ("--env=CartPole-v1", "--callbacks=traker")
-    done = python("-m", "asyncrl.validate", *mistaken, cwd=tmp_path, path=str(site))
-    assert (done.returncode, done.stderr) == (
-        2,
+        assert train_main([*short, f"--callbacks={name}", f"--experiment={experiment}"]) == 0
+        steps = json.loads((tmp_path / experiment / "summary.json").read_text())["env_steps"]
+        assert (tmp_path / experiment / "tracked.txt").read_text() == f"{steps} {len(experiment)}"
+    capsys.readouterr()
+    for command in (validate_main, train_main):
+        assert command([*cart_pole, "--callbacks=asyncrl:StopTrainingOnRewardThreshold"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: --callbacks=asyncrl:Stop") and error.count("\n") == 1
+        assert "needs arguments (missing a required argument" in error
+    assert validate_main([*cart_pole, "--callbacks=traker"]) == 2
+    assert capsys.readouterr().err == (
         "error: --callbacks=traker: no package registers it (registered: tracker); the nearest is tracker. Or "
-        "MODULE:Name.\n",
+        "MODULE:Name.\n"
     )
 
 

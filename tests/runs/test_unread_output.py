@@ -9,7 +9,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
 from command import PROBE, wait_until
 from unread_pipe import PATIENCE_S, start
 
@@ -21,9 +20,8 @@ def num_records(folder: Path) -> int:
     return path.read_text().count("\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("mode", ["True", "False"], ids=["serial", "parallel"])
-def test_a_pipe_that_nobody_reads_stops_neither_records_nor_signals(tmp_path: Path, unread: int, mode: str) -> None:
-    flags = (*SMALL[:-1], f"--serial_mode={mode}", "--train_dir=.", "--experiment=run")
+def test_a_pipe_that_nobody_reads_stops_neither_records_nor_signals(tmp_path: Path, unread: int) -> None:
+    flags = (*SMALL[:-1], "--train_dir=.", "--experiment=run")
     training = start(("-m", "asyncrl.train", *flags), tmp_path, unread, unread)
     try:
         wait_until(lambda: num_records(tmp_path / "run") >= 3, PATIENCE_S, "there are records")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from contrib.critics.critic_sets import critic_set
-from helpers.resuming import whole_and_resumed
+from resuming import whole_and_resumed
 from run_helper import run
 from sac_runs import SAC
 from thread_ranks import ThreadRanks, together

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.resuming import whole_and_resumed
+from resuming import whole_and_resumed
 from run_helper import mean_return, run
 
 from asyncrl.storage import checkpoint

@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 from contrib.hub.fake_hub import FakeHub, running_hub
-from helpers.small_training import SMALL
 from path_options import check_users_folder
+from small_training import SMALL
 
 from asyncrl import TrainConfig, Trainer, UsageError, load_policy
 from asyncrl import evaluate as evaluate_command

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import rules
-from helpers.rules import CPU
+from rules import CPU
 
 from asyncrl.analysis.records import Run
 from asyncrl.config.errors import Problem

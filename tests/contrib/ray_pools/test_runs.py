@@ -33,13 +33,14 @@ from asyncrl.storage import checkpoint
 
 pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(480)]
 
+TESTS = Path(__file__).parents[2]
 PATIENCE_S = 180.0
 NUM_ENVS = 16
 REMOTE: dict[str, Any] = {
     "cluster": "ray",
     "num_workers": "auto",
     "num_remote_hosts": 2,
-    "ray_runtime_env": {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}},
+    "ray_runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "helpers")])}},
 }
 
 

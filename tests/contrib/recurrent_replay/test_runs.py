@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.resuming import whole_and_resumed
+from resuming import whole_and_resumed
 from run_helper import REPLAY_MODES, FinishedRun, mean_return, run
 
 from asyncrl.contrib.recurrent_replay.learner import RecurrentSacLearner

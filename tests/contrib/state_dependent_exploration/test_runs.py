@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.resuming import whole_and_resumed
+from resuming import whole_and_resumed
 from run_helper import FinishedRun, mean_return, run
-from runs.test_sac import SAC
+from sac_runs import SAC
 
 from asyncrl.storage import checkpoint
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.small_training import SMALL
+from small_training import SMALL
 
 import asyncrl
 from asyncrl import RunResult, TrainConfig, Trainer
@@ -117,7 +117,7 @@ def records_in(metrics: Path) -> list[tuple[int, dict[str, float]]]:
 @pytest.mark.parametrize("name", trackers.trackers())
 def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip(trackers.trackers()[name][1])
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "helpers")))
     done = subprocess.run(
         [sys.executable, "-c", TRAIN_TWICE, name, json.dumps({**SAVING, **VIDEOS})],
         cwd=tmp_path,

@@ -78,7 +78,7 @@ def run_flags(program: str, arguments: tuple[str, ...]) -> list[str]:
 
 def check_installation(arguments: tuple[str, ...]) -> None:
     """Exits with 1 unless everything is a package that is not this one, or the clone with extras that it has."""
-    project = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text()
+    project = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     extras = re.findall(
         r"^(\w+) = \[", project.split("[project.optional-dependencies]")[1].split("\n[")[0], re.MULTILINE
     )

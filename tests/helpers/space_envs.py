@@ -11,27 +11,44 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
 
-class Recall(gymnasium.Env[int, int]):
+class _Task(gymnasium.Env[Any, Any]):
+    """Episodes that terminate after `length` steps; `_show` draws an observation, and `_pay` is an action's reward."""
+
+    length = 10
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self._pay(action)
+        self._steps += 1
+        return self._show(), reward, self._steps == self.length, False, {}
+
+    def _show(self) -> Any:
+        raise NotImplementedError
+
+    def _pay(self, action: Any) -> float:
+        raise NotImplementedError
+
+
+class Recall(_Task):
     """Symbols come and go; an action is right if it names the one that was shown `delay` steps ago."""
 
     observation_space = spaces.Discrete(3)
     action_space = spaces.Discrete(3)
 
     def __init__(self, delay: int = 2, length: int = 20) -> None:
-        self._delay = delay
-        self._length = length
+        self._delay, self.length = delay, length
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
-        super().reset(seed=seed)
         self._shown: deque[int] = deque(maxlen=self._delay + 1)
-        self._steps = 0
-        return self._show(), {}
+        return super().reset(seed=seed)
 
-    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+    def _pay(self, action: int) -> float:
         counts = len(self._shown) == self._delay + 1
-        reward = float(counts and action == self._shown[0]) / (self._length - self._delay)
-        self._steps += 1
-        return self._show(), reward, self._steps == self._length, False, {}
+        return float(counts and action == self._shown[0]) / (self.length - self._delay)
 
     def _show(self) -> int:
         self._shown.append(int(self.np_random.integers(3)))
@@ -59,7 +76,7 @@ class Echo(gymnasium.Env[np.ndarray, np.ndarray]):
         return np.array([self._shown], np.float32)
 
 
-class SeeAndTell(gymnasium.Env[dict[str, Any], Any]):
+class SeeAndTell(_Task):
     """An image says which choice is right, a number which continuous action is: a Tuple of both is asked for."""
 
     observation_space = spaces.Dict(
@@ -67,17 +84,10 @@ class SeeAndTell(gymnasium.Env[dict[str, Any], Any]):
     )
     action_space = spaces.Tuple((spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32)))
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._show(), {}
-
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def _pay(self, action: Any) -> float:
         choice, continuous = action
         distance = min(1.0, abs(float(continuous[0]) - self._wanted))
-        reward = 0.5 * float(choice == self._side) + 0.5 * (1.0 - distance)
-        self._steps += 1
-        return self._show(), reward / 10.0, self._steps == 10, False, {}
+        return (0.5 * float(choice == self._side) + 0.5 * (1.0 - distance)) / 10.0
 
     def _show(self) -> dict[str, Any]:
         self._side, self._wanted = int(self.np_random.integers(2)), float(self.np_random.uniform(-1.0, 1.0))
@@ -86,21 +96,14 @@ class SeeAndTell(gymnasium.Env[dict[str, Any], Any]):
         return {"image": image, "vector": np.array([self._wanted, 0.0])}
 
 
-class LitSide(gymnasium.Env[Any, int]):
+class LitSide(_Task):
     """One half of an image is lit; a choice is right if it names the half."""
 
     observation_space = spaces.Box(0, 255, (8, 8, 1), np.uint8)
     action_space = spaces.Discrete(2)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._show(), {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = float(action == self._side) / 10.0
-        self._steps += 1
-        return self._show(), reward, self._steps == 10, False, {}
+    def _pay(self, action: int) -> float:
+        return float(action == self._side) / 10.0
 
     def _show(self) -> Any:
         self._side = int(self.np_random.integers(2))
@@ -109,23 +112,17 @@ class LitSide(gymnasium.Env[Any, int]):
         return image
 
 
-class Masked(gymnasium.Env[dict[str, Any], Any]):
+class Masked(_Task):
     """Only some choices are allowed at each step; another one is an error."""
 
     observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5), "number": spaces.Box(-1.0, 1.0, (1,))})
     action_space = spaces.MultiDiscrete([2, 3], start=[0, 4])
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._steps = 0
-        return self._show(), {}
-
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def _pay(self, action: Any) -> float:
         first, second = int(action[0]), int(action[1]) - 4
         if not (self._mask[first] and self._mask[2 + second]):
             raise ValueError(f"the action {action} is not allowed by {self._mask}")
-        self._steps += 1
-        return self._show(), float(second == 2) / 10.0, self._steps == 10, False, {}
+        return float(second == 2) / 10.0
 
     def _show(self) -> dict[str, Any]:
         self._mask = np.ones(5, dtype=np.int8)
@@ -134,22 +131,19 @@ class Masked(gymnasium.Env[dict[str, Any], Any]):
         return {"action_mask": self._mask, "number": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
 
 
-class MaskedChoice(gymnasium.Env[dict[str, Any], int]):
+class MaskedChoice(_Task):
     """One step: the largest choice is paid, of those that the mask allows; a forbidden one raises."""
 
     observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(3), "number": spaces.Box(-1.0, 1.0, (1,))})
     action_space = spaces.Discrete(3)
+    length = 1
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict]:
-        super().reset(seed=seed)
-        return self._observe(), {}
-
-    def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict]:
+    def _pay(self, action: int) -> float:
         if not self._mask[action]:
             raise ValueError(f"the action {action} is not allowed by {self._mask}")
-        return self._observe(), float(action), True, False, {}
+        return float(action)
 
-    def _observe(self) -> dict[str, Any]:
+    def _show(self) -> dict[str, Any]:
         self._mask = np.array([1, 1, 0], dtype=np.int8)
         return {"action_mask": self._mask, "number": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
 

@@ -68,6 +68,16 @@ SMALL: dict[str, Any] = {
 }
 """Settings of probe runs: a dataset is one slot of every split, and takes 8 optimizer steps."""
 
+GAMES: dict[str, Any] = {
+    "num_envs_per_worker": 4,
+    "rollout": 8,
+    "num_batches_per_epoch": 1,
+    "num_epochs": 4,
+    "gamma": 0.9,
+    "entropy_loss_coeff": 0.003,
+}
+"""Settings of runs of `agent_envs`, besides the batch size."""
+
 _TWO_CORES = Machine(cores=2)
 _SLOW_PUBLICATION_S = 0.005
 

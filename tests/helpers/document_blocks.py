@@ -13,7 +13,7 @@ from typing import Any
 
 from document_command import install_programs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>bash|python)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import TESTS
+from command import HELPERS
 
 PATIENCE_S = 90.0
 
@@ -27,7 +27,7 @@ def unread() -> Iterator[int]:
 
 
 def start(command: tuple[str, ...], cwd: Path, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, *command], cwd=cwd, env=environment, stdout=stdout, stderr=stderr, start_new_session=True

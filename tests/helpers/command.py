@@ -19,7 +19,7 @@ from quick_start import QuickProcess
 
 from asyncrl.storage import checkpoint
 
-TESTS = Path(__file__).resolve().parent
+HELPERS = Path(__file__).resolve().parent
 ENDED_S = 10.0
 PROBE = (
     "--num_workers=2",
@@ -50,7 +50,7 @@ class Command:
         is_fresh: bool = False,
     ) -> None:
         self.folder = cwd / "runs" / "run"
-        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
         flags = ("--train_dir=runs", "--experiment=run", *flags)
         environment = {**os.environ, "PYTHONPATH": path}
         self.process: QuickProcess | subprocess.Popen[str]
