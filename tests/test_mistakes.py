@@ -1,12 +1,10 @@
 """Fifty mistakes on the command lines, each answered with sentences that say what to do, and with the exit code.
 
-All run in this process. The look at an environment is a process of its own as always, but each environment is looked at
-once.
+All run in this process, the check of the environment, too.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -37,7 +35,6 @@ MAINS: dict[str, Callable[[list[str]], int]] = {
 }
 SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
 STEPS = 200_168
-PROBE = preflight.probe
 
 
 class Mistake(NamedTuple):
@@ -234,19 +231,9 @@ def save_run(train_dir: Path, name: str, spec: EnvSpec = SPEC) -> None:
         folder.metrics.write_text(json.dumps({"env_steps": 1, "rollout/ep_rew_mean": 1.0}) + "\n")
 
 
-@functools.cache
-def probe_once(arguments: str) -> EnvSpec:
-    return PROBE(**json.loads(arguments))
-
-
 @pytest.fixture(autouse=True)
-def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(env_id: str, env_kwargs: Any, **more: Any) -> EnvSpec:
-        data = {name: value for name, value in more.items() if name not in ("warn", "say", "advise")}
-        return probe_once(json.dumps({"env_id": env_id, "env_kwargs": env_kwargs, **data}))
-
+def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch, probes_here: None) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setattr(preflight, "probe", probe)
     monkeypatch.setattr(session, "start_loading_modules", lambda context: None)
     monkeypatch.setattr(benchmark, "start_loading_modules", lambda context: None)
 
