@@ -131,14 +131,6 @@ def test_ranks_are_drawn_and_compared_like_workers(tmp_path, capsys):
     assert result["counts"][1]["efficiency"]["median"] == pytest.approx(0.75)
 
 
-def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_path, capsys):
-    path = steady(tmp_path, "run", 1, 100, 1000)
-    with open(path / "metrics.jsonl", "a") as file:
-        file.write('{"env_steps": 1100, "worker/0/ep_rew_m')
-    (trial,) = numbers(capsys, "trial", path)["trials"]
-    assert trial["env_steps"][-1] == 1000
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

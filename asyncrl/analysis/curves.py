@@ -86,7 +86,5 @@ def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Cur
 
 def moving_average(values: Array, window: int) -> Array:
     """Returns the mean of each value and the `window - 1` before it, or of the fewer there are: [N] float64."""
-    if window < 1:
-        raise ValueError(f"a moving average needs a window of at least 1 value, not {window}")
     ends = range(1, len(values) + 1)
     return np.array([values[max(0, end - window) : end].mean() for end in ends], dtype=np.float64)

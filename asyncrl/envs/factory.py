@@ -89,13 +89,14 @@ def make_env(
         arguments["render_mode"] = render_mode
     if _find_vector_maker(env_id, registered_id) is not None:
         return _make_vectorized_only(env_id, arguments, backend)
+    make: MakesEnv | None = None
     if isinstance(env_id, EnvMaker):
-        return _finished(_called(env_id.make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
-    module, is_named, _ = env_id.partition(":")
-    if is_named and registered_id not in gymnasium.registry:
+        make = env_id.make
+    elif ":" in env_id and registered_id not in gymnasium.registry:
+        module = env_id.partition(":")[0]
         make = find_callable(module, registered_id) or find_pettingzoo_maker(module, registered_id)
-        if make is not None:
-            return _finished(_called(make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
+    if make is not None:
+        return _finished(_called(make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
     with _without_registry_warnings():
         try:
             registered = _find_registered(registered_id)
@@ -125,7 +126,10 @@ def _mistake_in_making(
     if isinstance(error, gymnasium_error.DependencyNotInstalled):
         return UsageError(_missing_package(env_id, error))
     if isinstance(error, ImportError):
-        return _failed_import(error, env_id, registered_id)
+        if not _raised_by_gymnasium(error):
+            return None
+        said = "" if _newest_version(registered_id) is not None else f" Gymnasium says: {error}"
+        return UsageError(_unknown_id(env_id, registered_id) + said)
     if isinstance(error, gymnasium_error.Error):
         return UnknownEnvironment(_unknown_id(env_id, registered_id)) if malformed else None
     if str(error).startswith(_NOT_OF_GYMNASIUM):
@@ -138,16 +142,6 @@ def _mistake_in_making(
         return None
     reason = str(error).partition(" was raised from")[0]  # Gymnasium repeats the id and the arguments
     return UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.")
-
-
-def _failed_import(error: ImportError, env_id: str, registered_id: str) -> UsageError | None:
-    """The unknown id behind an import that Gymnasium made for it; None for another import."""
-    if not _raised_by_gymnasium(error):
-        return None
-    text = _unknown_id(env_id, registered_id)
-    if _newest_version(registered_id) is None:
-        text += f" Gymnasium says: {error}"
-    return UsageError(text)
 
 
 def _finished(
@@ -205,10 +199,8 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
     if not isinstance(env, gymnasium.Env):
         if is_of_gym(env):
             raise UsageError(_of_gym(env_id))
-        text = (
-            f"{env_id} returned {type(env).__name__}, but a gymnasium.Env or an environment of PettingZoo is expected."
-        )
-        raise UsageError(text)
+        text = "but a gymnasium.Env or an environment of PettingZoo is expected"
+        raise UsageError(f"{env_id} returned {type(env).__name__}, {text}.")
     return env
 
 

@@ -166,8 +166,7 @@ class _Examination:
         seed_spaces(env, role_seed(self.seed, "probe", 3 * attempt + 2))
         masks, rounding = UnreadMasks(spec), RoundingCheck(spec)
         try:
-            with masks.watching(env):
-                try_out(env, spec, self._enter, [masks.look, rounding.look], attempt)
+            try_out(env, spec, self._enter, [masks.look, rounding.look], attempt)
         finally:
             masks.look_at_methods(env)
             self.findings += masks.findings + rounding.findings
