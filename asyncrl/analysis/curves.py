@@ -60,14 +60,6 @@ def common_grid(curves: Sequence[Curve], within: Sequence[Curve] | None = None) 
     return grid
 
 
-def interpolate(curves: Sequence[Curve], grid: Array) -> Array:
-    """Returns each curve's values at the positions of a grid, by linear interpolation: [C, G] float64.
-
-    NaN before the first point of a curve and after its last one.
-    """
-    return np.stack([np.interp(grid, curve.positions, curve.values, left=np.nan, right=np.nan) for curve in curves])
-
-
 def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Curve] | None = None) -> Band:
     """Returns mean and standard deviation over curves, at each position over those that have a value there.
 
@@ -77,7 +69,8 @@ def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Cur
         within: the curves whose common range is shown; by default all of them.
     """
     grid = common_grid(curves, within)
-    values = interpolate(curves, grid)
+    # [C, G], NaN before the first point of a curve and after its last one
+    values = np.stack([np.interp(grid, each.positions, each.values, left=np.nan, right=np.nan) for each in curves])
     counts = np.isfinite(values).sum(axis=0)
     grid, values, counts = grid[counts > 0], values[:, counts > 0], counts[counts > 0]
     std = None if len(curves) <= ddof else np.nanstd(values, axis=0, ddof=ddof)

@@ -43,7 +43,8 @@ class _Options(Options):
             )
 
 
-_Read = tuple[_Options, list[Options], LoadedConfig]
+_Read = tuple[list[Options], LoadedConfig]
+"""The options of the command and of each feature, and the settings."""
 
 
 class _Validate(TrainingCommand[_Read]):
@@ -54,21 +55,21 @@ class _Validate(TrainingCommand[_Read]):
     examples = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
 
     def read(self, arguments: Sequence[str]) -> _Read:
-        features: list[type[Options]] = [hooks.load(place) for place in hooks.hooks("VALIDATION").values()]
-        loaded = self.load(arguments, [flag for model in (_Options, *features) for flag in option_flags(model)])
+        features = (hooks.load(place) for place in hooks.hooks("VALIDATION").values())
+        models: list[type[Options]] = [_Options, *features]
+        loaded = self.load(arguments, [flag for model in models for flag in option_flags(model)])
         given = {name: value for name, value in loaded.cli.items() if value is not None}
-        options, refused = parse_options(_Options, given)
-        of_features = [parse_options(feature, given) for feature in features]
-        refused += [text for _, texts in of_features for text in texts]
-        parts = [part for part, _ in of_features if part is not None]
-        if options is not None and not refused:
-            refused = [text for part in (options, *parts) for text in part.find_problems()]
-        if options is None or refused:
-            raise UsageError(*refused)
-        return options, parts, loaded
+        parsed = [parse_options(model, given) for model in models]
+        parts = [part for part, _ in parsed if part is not None]
+        refused = [text for _, texts in parsed for text in texts]
+        if problems := refused or [text for part in parts for text in part.find_problems()]:
+            raise UsageError(*problems)
+        return parts, loaded
 
     def run(self, options: _Read) -> int:
-        own, parts, loaded = options
+        parts, loaded = options
+        own = parts[0]
+        assert isinstance(own, _Options)
         num_local_ranks = own.num_local_ranks or own.num_ranks
         machine = dataclasses.replace(Machine.detect(), num_ranks=own.num_ranks, num_local_ranks=num_local_ranks)
         result = preflight.run(loaded, machine, checks_env=True, say=partial(print, file=sys.stderr, flush=True))

@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -87,14 +87,9 @@ def make_env(
         arguments = atari.inner_kwargs(arguments)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
-    if _find_vector_maker(env_id, registered_id) is not None:
+    make = _find_maker(env_id, registered_id)
+    if _makes_several(make):
         return _make_vectorized_only(env_id, arguments, backend)
-    make: MakesEnv | None = None
-    if isinstance(env_id, EnvMaker):
-        make = env_id.make
-    elif ":" in env_id and registered_id not in gymnasium.registry:
-        module = env_id.partition(":")[0]
-        make = find_callable(module, registered_id) or find_pettingzoo_maker(module, registered_id)
     if make is not None:
         return _finished(_called(make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
     with _without_registry_warnings():
@@ -217,22 +212,25 @@ def _refuse_unknown_arguments(make: MakesEnv, env_id: str, arguments: Mapping[st
         raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}.") from error
 
 
-def _find_vector_maker(env_id: str, registered_id: str) -> MakesEnv | None:
-    """The callable with a parameter `num_envs` that makes a vectorized environment; None if it is not found."""
-    make: MakesEnv | None = None
+def _find_maker(env_id: str, registered_id: str) -> MakesEnv | None:
+    """The callable that makes an environment; None for one of Gymnasium's registry, or if it is not found."""
     if isinstance(env_id, EnvMaker):
-        make = env_id.make
-    elif ":" in env_id and registered_id not in gymnasium.registry:
-        module = env_id.partition(":")[0]
-        make = find_callable(module, registered_id)
-        if make is None and module in (makers := hooks("ENV_MAKERS")):
-            make = imported(makers[module])(registered_id)
-    if make is None:
+        return env_id.make
+    if ":" not in env_id or registered_id in gymnasium.registry:
         return None
+    module = env_id.partition(":")[0]
+    make = find_callable(module, registered_id)
+    if make is None and module in (makers := hooks("ENV_MAKERS")):
+        make = imported(makers[module])(registered_id)
+    return make or find_pettingzoo_maker(module, registered_id)
+
+
+def _makes_several(make: MakesEnv | None) -> TypeGuard[MakesEnv]:
+    """Whether a callable has a parameter `num_envs`, so that it makes a vectorized environment."""
     try:
-        return make if "num_envs" in inspect.signature(make).parameters else None
+        return make is not None and "num_envs" in inspect.signature(make).parameters
     except (ValueError, TypeError):  # a callable without a signature
-        return None
+        return False
 
 
 def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], backend: str) -> SingleEnv:
@@ -270,7 +268,7 @@ def make_vector_env(
     registered_id = env_id if isinstance(env_id, EnvMaker) else import_registering_module(env_id)
     if _is_preprocessed(registered_id, arguments, atari_preprocessing):
         arguments = atari.vectorized_kwargs(arguments)
-    if (make := _find_vector_maker(env_id, registered_id)) is not None:
+    if _makes_several(make := _find_maker(env_id, registered_id)):
         _refuse_unknown_arguments(make, env_id, {"num_envs": num_envs, **arguments})
         return as_vector_env(make(num_envs=num_envs, **arguments), env_id, num_envs)
     with _without_registry_warnings():

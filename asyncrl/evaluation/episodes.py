@@ -320,7 +320,7 @@ class _Failures:
         self._known: set[tuple[object, ...]] = set()
         self._same_in_a_row: dict[int, tuple[tuple[object, ...], int]] = {}
 
-    def note(self, lane: int, failure: EnvironmentFailed, step: int) -> None:
+    def record(self, lane: int, failure: EnvironmentFailed, step: int) -> None:
         """Counts a failure of an environment at a step of its episode.
 
         Raises:
@@ -344,8 +344,8 @@ class _Failures:
             self._known.add(kind)
             log.warning("%s\nThe environment is made again, and the evaluation continues.", failure)
 
-    def note_episode(self, lane: int) -> None:
-        """Notes that an episode was finished, so the environment works in principle."""
+    def record_episode(self, lane: int) -> None:
+        """Records that an episode was finished, so the environment works in principle."""
         self._same_in_a_row.pop(lane, None)
 
     def retry(self, lane: int, call: Callable[[], Any]) -> Any:
@@ -354,7 +354,7 @@ class _Failures:
             try:
                 return call()
             except EnvironmentFailed as failure:
-                self.note(lane, failure, 0)
+                self.record(lane, failure, 0)
 
 
 def _check_spaces(env: gymnasium.Env[Any, Any], policy: PlayedPolicy) -> None:
@@ -483,7 +483,7 @@ class _Lane:
             return list(range(len(self._returns)))
 
     def _renew(self, failure: EnvironmentFailed) -> None:
-        self._failures.note(self._lane, failure, self._length)
+        self._failures.record(self._lane, failure, self._length)
         self._failures.num_lost += 1
         self._attempt += 1
         made = self._failures.retry(self._lane, self._make)
@@ -543,7 +543,7 @@ class _Lane:
         ended_at, seed = time.monotonic(), self._seed_of_episode
         of_episode = _FinishedEpisode(tuple(self._returns), self._length, self._extra_stats, ended_at, seed)
         self.finished[self.episodes.pop(0)] = of_episode
-        self._failures.note_episode(self._lane)
+        self._failures.record_episode(self._lane)
         self._attempt = 0
         if self.episodes:
             self.begin(rows)

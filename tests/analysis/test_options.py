@@ -14,6 +14,8 @@ from asyncrl.commands.benchmark import Benchmark
 from asyncrl.config import presets
 from asyncrl.config.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("probes_here")
+
 read_options = Benchmark().read
 BASE = ["--env=CartPole-v1", "--output=out"]
 
