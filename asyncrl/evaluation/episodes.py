@@ -250,13 +250,11 @@ def evaluate(
         # A simulator of tensors may take long to start, and much of the device.
         num_lanes = 1 if spec.gives_tensors else min(num_envs, episodes)
         for idx in range(num_lanes):
-            make_its = functools.partial(make_one, idx)
-            env = failures.retry(idx, make_its)
             make_lane = _AgentsLane if spec.agents else _Lane
             own = list(range(idx, episodes, num_lanes))
-            lanes.append(make_lane(env, spec, seed, own, choose, max_steps, make_its, failures))
+            lanes.append(make_lane(functools.partial(make_one, idx), spec, seed, own, choose, max_steps, failures))
             if idx == 0:
-                _check_spaces(env, policy)
+                _check_spaces(lanes[0].env, policy)
         size = spec.num_agents
         row_sizes = [spec.kinds[spec.kind_of(agent)].observation.row_size for agent in range(size)]
         obs = np.zeros((num_lanes * size, max(row_sizes)), dtype=spec.observation.row_dtype)
@@ -439,18 +437,17 @@ class _Lane:
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any],
+        make: Callable[[], gymnasium.Env[Any, Any]],
         spec: EnvSpec,
         seed: int,
         episodes: list[int],
         choose: Choose,
         max_steps: int | None,
-        make: Callable[[], gymnasium.Env[Any, Any]],
         failures: _Failures,
     ) -> None:
-        self.env, self.episodes = env, episodes
-        self._lane = episodes[0]
+        self.episodes, self._lane = episodes, episodes[0]
         self._make, self._failures = make, failures
+        self.env: gymnasium.Env[Any, Any] = failures.retry(self._lane, make)
         self._attempt = 0  # of the present episode
         self.players: list[int] = []  # of each agent, in the present episode
         self._choose = choose
