@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 import unavoidable
 
+from asyncrl.envs import probe
+from asyncrl.envs.probe_child import _Examination
 from asyncrl.processes.children import process_context, start_loading_modules
+from asyncrl.processes.seeding import restoring_global_generators
 
 # Small products gain nothing from a second thread, and wait for it where another program has its core.
 torch.set_num_threads(1)
@@ -172,6 +177,19 @@ def _memory_maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""
+
+
+@pytest.fixture
+def probes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examines environments in this process: for tests that are not about the process that a run starts for it."""
+
+    def examine(request: Mapping[str, Any], timeout_s: float, on_slow: object) -> tuple[int, list[Any], str]:
+        asked = {name: value for name, value in request.items() if name not in ("search_path", "stacks_at")}
+        with restoring_global_generators():
+            answers = list(_Examination(**asked).answers())
+        return 0, json.loads(json.dumps(answers)), ""
+
+    monkeypatch.setattr(probe, "_run_child", examine)
 
 
 @pytest.fixture

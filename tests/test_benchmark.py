@@ -163,6 +163,7 @@ def test_runs_of_several_ranks_are_compared_and_can_be_drawn(tmp_path, capfd):
     assert plot.main(["compare", *runs, "--x=per_rank_steps", f"--out={tmp_path}/compare.png"]) == 0
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_settings_of_another_backend_than_the_modes_are_refused(tmp_path, capfd):
     flags = ["--env=CartPole-v1", "--algo=a3c", "--modes=async", f"--output={tmp_path}/out"]
     assert benchmark.main(flags) == 2
@@ -188,6 +189,7 @@ def test_an_interrupted_benchmark_keeps_what_it_measured(tmp_path):
     assert "throughput sync local 1 x 8 seed 0: not measured yet" in report
 
 
+@pytest.mark.usefixtures("probes_here")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [(["--env=CartPol-v1"], "CartPole-v1"), (["--env=CartPole-v1", "--gamma=2"], "--gamma=2")],

@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 
-from asyncrl.commands.evaluate import Options, main
-from asyncrl.config.flags import option_flags
+from asyncrl.commands.evaluate import main
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
@@ -76,15 +75,9 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "give --experiment=NAME"),
-        (("--experiment=other",), "no run 'other'"),
         (("--experiment=../run",), "There is no run ../run: no such path"),
         (("--experiment=.run",), "cannot name a run"),
-        (("--experiment=run", "--checkpoint=missing"), "There is no checkpoint 'missing' of"),
-        (("--checkpoint=missing",), "There is no run 'missing'"),
-        (("--experiment=run", "--episodes=0"), "--episodes=0 is not possible: expected a whole number greater than 0"),
         (("--experiment=run", "--episods=3"), "the nearest is --episodes"),
-        (("--experiment=run", "--device=tpu"), "Device tpu"),
         (("--experiment=run", "--seed=-1"), "--seed=-1 is not possible"),
     ],
 )
@@ -130,20 +123,16 @@ def test_arguments_of_the_environment_may_differ_from_those_of_the_run(trained, 
         assert (code, out) == (2, "") and problem in err and len(err.splitlines()) == 1
 
 
-def test_the_environment_may_have_another_name_but_no_other_spaces(trained, capsys):
+def test_the_environment_may_have_another_name_but_no_other_spaces(trained, capsys, tmp_path):
     arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=1", "--num_envs=1")
     code, out, _ = call(capsys, *arguments, "--env=gymnasium.envs.classic_control:CartPoleEnv")
     assert code == 0 and out.startswith("gymnasium.envs.classic_control:CartPoleEnv: ")
     code, out, err = call(capsys, *arguments, "--env=Acrobot-v1")
     assert (code, out) == (2, "")
     assert "--env=Acrobot-v1 gives Acrobot-v1 spaces that the policy was not trained with" in err
-
-
-def test_an_environment_with_other_spaces_than_the_policys_is_refused(tmp_path, capsys):
-    path = save_policy(tmp_path / "run" / "checkpoints", 100, 1)
+    path = save_policy(tmp_path / "other" / "checkpoints", 100, 1)
     code, _, err = call(capsys, f"--checkpoint={path}", '--env_kwargs={"size": 2}')
-    assert code == 2
-    assert "gives drawn_envs:counter spaces that the policy was not trained with" in err
+    assert code == 2 and "gives drawn_envs:counter spaces that the policy was not trained with" in err
 
 
 @pytest.mark.parametrize("compared", [(), ("--compare=best",)])
@@ -260,18 +249,3 @@ def test_what_cannot_be_compared_or_written_is_said_before_it_is_played(trained,
     code, out, err = call(capsys, f"--train_dir={trained.path.parent}", "--experiment=run", *arguments)
     assert (code, out) == (2, "")
     assert problem in err and len(err.splitlines()) == 1
-
-
-def test_a_run_without_a_checkpoint_says_so(tmp_path, capsys):
-    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
-        folder.write_config(TrainConfig(env="CartPole-v1"))
-    code, _, err = call(capsys, f"--train_dir={tmp_path}", "--experiment=run")
-    assert code == 2
-    assert "no newest checkpoint yet" in err
-
-
-def test_help_names_every_flag(capsys):
-    code, out, _ = call(capsys, "--help")
-    assert code == 0
-    for flag in option_flags(Options):
-        assert f"--{flag.name}" in out

@@ -54,6 +54,7 @@ class Evaluating:
 
 def test_it_is_due_at_every_multiple_and_skips_those_it_was_too_slow_for(tmp_path: Path) -> None:
     run = Evaluating(tmp_path, env_steps=2500, save_best_metric="none")
+    assert not run.worker.is_due, "there are no weights yet"
     due = []
     for env_steps in (2500, 2999, 3000, 3900, 6100, 6900, 7000):
         run.publish(env_steps)
@@ -62,11 +63,6 @@ def test_it_is_due_at_every_multiple_and_skips_those_it_was_too_slow_for(tmp_pat
             (report,) = run.worker.run()
             assert (report.env_steps, report.policy_version, report.episodes) == (env_steps, env_steps // 10, 3)
     assert due == [False, False, True, False, True, False, True]
-
-
-def test_nothing_is_due_before_weights_are_there(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path)
-    assert not run.worker.is_due
 
 
 def test_it_ends_with_the_run_but_not_before_the_trained_policy_was_evaluated(tmp_path: Path) -> None:

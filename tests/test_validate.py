@@ -12,6 +12,8 @@ import pytest
 
 from asyncrl.validate import main
 
+pytestmark = pytest.mark.usefixtures("probes_here")
+
 SYNC = ["--async_rl=False", "--num_workers=16", "--num_envs_per_worker=8", "--rollout=32", "--env=CartPole-v1"]
 
 
@@ -67,22 +69,6 @@ def test_ranks_are_shown_one_by_one_and_together(capsys: pytest.CaptureFixture[s
     assert main([*flags, "--num_ranks=6", "--num_local_ranks=3"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ranks:")]
     assert "6 (3 on this machine) with 6 x 128 = 768 environments, minibatches of 6 x 4096 = 24576" in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--num_ranks=0"], "--num_ranks=0 is not possible"),
-        (["--num_ranks=4", "--num_local_ranks=3"], "must be a multiple of"),
-    ],
-)
-def test_a_number_of_ranks_that_cannot_be_is_refused(
-    capsys: pytest.CaptureFixture[str], flags: list[str], said: str
-) -> None:
-    assert main(["--env=CartPole-v1", *flags]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ")
-    assert said in errors
 
 
 def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,14 +77,10 @@ def test_a_video_is_due_at_the_start_at_every_multiple_and_of_the_final_policy(t
     recording.run()
     assert recording.worker.is_over
     assert names(tmp_path / "videos") == [f"step_{env_steps:012d}.mp4" for env_steps in (0, 1000, 3500, 4010)]
-
-
-def test_a_resumed_run_begins_with_the_next_multiple(tmp_path: Path) -> None:
-    recording = Recording(tmp_path, env_steps=2500)
-    recording.publish(2500)
-    assert not recording.worker.is_due
-    recording.publish(3000)
-    assert recording.worker.is_due
+    resumed = Recording(tmp_path, env_steps=2500)
+    for env_steps, is_due in ((2500, False), (3000, True)):
+        resumed.publish(env_steps)
+        assert resumed.worker.is_due == is_due
 
 
 @pytest.mark.parametrize(("length", "num_steps"), [(5, 5), (100, 8)])

@@ -60,14 +60,6 @@ def common_grid(curves: Sequence[Curve], within: Sequence[Curve] | None = None) 
     return grid
 
 
-def interpolate(curves: Sequence[Curve], grid: Array) -> Array:
-    """Returns each curve's values at the positions of a grid, by linear interpolation: [C, G] float64.
-
-    NaN before the first point of a curve and after its last one.
-    """
-    return np.stack([np.interp(grid, curve.positions, curve.values, left=np.nan, right=np.nan) for curve in curves])
-
-
 def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Curve] | None = None) -> Band:
     """Returns mean and standard deviation over curves, at each position over those that have a value there.
 
@@ -77,7 +69,8 @@ def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Cur
         within: the curves whose common range is shown; by default all of them.
     """
     grid = common_grid(curves, within)
-    values = interpolate(curves, grid)
+    # [C, G], NaN before the first point of a curve and after its last one
+    values = np.stack([np.interp(grid, each.positions, each.values, left=np.nan, right=np.nan) for each in curves])
     counts = np.isfinite(values).sum(axis=0)
     grid, values, counts = grid[counts > 0], values[:, counts > 0], counts[counts > 0]
     std = None if len(curves) <= ddof else np.nanstd(values, axis=0, ddof=ddof)
@@ -86,7 +79,5 @@ def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1], within: Sequence[Cur
 
 def moving_average(values: Array, window: int) -> Array:
     """Returns the mean of each value and the `window - 1` before it, or of the fewer there are: [N] float64."""
-    if window < 1:
-        raise ValueError(f"a moving average needs a window of at least 1 value, not {window}")
     ends = range(1, len(values) + 1)
     return np.array([values[max(0, end - window) : end].mean() for end in ends], dtype=np.float64)

@@ -8,16 +8,17 @@ measures pure simulation and then each variant, in rounds. After a stop, the sam
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from asyncrl.analysis.benchmark.options import INSTEAD, BenchmarkOptions, OwnOptions, read_options
+from asyncrl.analysis.benchmark.options import INSTEAD, BenchmarkOptions, find_problems
 from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.processes.children import process_context, start_loading_modules
 from asyncrl.processes.reader import start_dropping_unread_output
 
 
-class _Benchmark(Command[BenchmarkOptions]):
+class Benchmark(Command[BenchmarkOptions]):
     """Its exit code is 0 if everything was measured, and 1 if something failed."""
 
     usage = "python -m asyncrl.benchmark --env=ID"
@@ -27,12 +28,12 @@ class _Benchmark(Command[BenchmarkOptions]):
         "measures runs that learn, too. All other flags of training are passed on to every run."
     )
     examples = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
-    model = OwnOptions
+    model = BenchmarkOptions
     instead = INSTEAD
     if_stopped = "Stopped. The same command continues with the missing measurements."
 
-    def read(self, arguments: Sequence[str]) -> BenchmarkOptions:
-        return read_options(arguments)
+    def problems(self, given: Mapping[str, Any], options: BenchmarkOptions | None) -> Iterator[str]:
+        return find_problems(given, options)
 
     def run(self, options: BenchmarkOptions) -> int:
         if importlib.util.find_spec("pandas") is None:
@@ -50,4 +51,4 @@ class _Benchmark(Command[BenchmarkOptions]):
         return 0 if session.run(benchmark, lambda text: print(text, flush=True)) else 1
 
 
-main = _Benchmark().main
+main = Benchmark().main

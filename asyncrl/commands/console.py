@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,8 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
     }
 
 
-def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> str:
-    """The plan in a few lines for people."""
+def plan_lines(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> dict[str, str]:
+    """The plan in a few lines for people, by their titles."""
     lines = {}
     if (ranks := plan.num_ranks) > 1:
         batch = f"{ranks} x {plan.batch_size} = {ranks * plan.batch_size}"
@@ -152,7 +153,7 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
         text = f"{ranks} ({plan.num_local_ranks} on this machine) with {environments}, minibatches of {batch}"
         if plan.replay is not None:
             text += f", replays of {ranks * plan.replay.size:,} environment steps"
-        lines["ranks"] = f"{text}; the lines below describe one rank"
+        lines["ranks:"] = f"{text}; the lines below describe one rank"
     timing = "asynchronous" if plan.async_rl else "synchronous"
     if plan.hogwild is not None:
         timing = f"Hogwild, {plan.hogwild.mode}"
@@ -160,7 +161,7 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
         timing = "with a lag of one dataset" if plan.fixed_lag else "collecting and training in turn"
     mode = f"serial, {timing}" if plan.serial_mode else timing
     devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
-    lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
+    lines["mode:"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
     if (remote := plan.remote).num_pools > 0:
         environments += f", {remote.num_workers} of the workers in {_count(remote.num_pools, 'pool')} on other machines"
@@ -172,25 +173,25 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
         environments += f"; {_count(plan.num_inference_workers, 'inference worker')}"
         if any(device != plan.device for device in plan.inference_devices):
             environments += f" on {', '.join(plan.inference_devices)}"
-    lines["environments"] = environments
+    lines["environments:"] = environments
     lines |= _sample_lines(plan)
     if (schedules := plan.schedules_text) is not None:
-        lines["schedules"] = schedules
+        lines["schedules:"] = schedules
     memory = "unknown (the environment could not be loaded)"
     if arena_bytes is not None:
         of_ranks = f" for the {plan.num_local_ranks} ranks of this machine" if plan.num_local_ranks > 1 else ""
         memory = f"{format_bytes(arena_bytes)} needed{of_ranks}"
-    lines["shared memory"] = f"{memory}; {format_bytes(free_bytes)} free"
+    lines["shared memory:"] = f"{memory}; {format_bytes(free_bytes)} free"
     threads = f"at most {_count(plan.num_threads, 'busy thread')} ({plan.learner_threads} of the learner)"
-    lines["processes"] = f"{plan.num_processes}, with {threads} on {_count(plan.cores, 'core')}"
-    return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+    lines["processes:"] = f"{plan.num_processes}, with {threads} on {_count(plan.cores, 'core')}"
+    return lines
 
 
 def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
     if (replay := plan.replay) is not None:
         return {
-            "replay": f"{replay.size:,} environment steps; updates begin after {replay.warmup_env_steps:,}",
-            "updates": f"{replay.updates_per_env_step:g} for each environment step, from batches of {plan.batch_size} "
+            "replay:": f"{replay.size:,} environment steps; updates begin after {replay.warmup_env_steps:,}",
+            "updates:": f"{replay.updates_per_env_step:g} for each environment step, from batches of {plan.batch_size} "
             f"transitions; {plan.num_updates:,} in the run",
         }
     if plan.hogwild is not None:
@@ -201,8 +202,8 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
             gradients = f"{hogwild.num_epochs} x {hogwild.num_batches_per_epoch} (passes x minibatches) from {rollout}"
         combined = hogwild.num_gradients_to_combine if hogwild.mode == "gradients" else 1
         return {
-            "gradients": f"{gradients}; an update combines {combined}",
-            "updates": f"{plan.num_updates:,} in the run",
+            "gradients:": f"{gradients}; an update combines {combined}",
+            "updates:": f"{plan.num_updates:,} in the run",
         }
     lag = _count(plan.steady_lag_bound, "update")
     if plan.fixed_lag:
@@ -214,24 +215,24 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
     buffers = f"{plan.num_slots}, of {plan.columns_per_split} trajectories each; "
     buffers += f"one iteration uses {float(plan.slots_per_dataset):g}"
     return {
-        "iteration": f"{plan.num_batches_per_epoch} x {plan.batch_size} = {plan.dataset_size} samples, from "
+        "iteration:": f"{plan.num_batches_per_epoch} x {plan.batch_size} = {plan.dataset_size} samples, from "
         f"{plan.columns_per_dataset} trajectories of {_count(plan.rollout, 'step')}",
-        "buffers": "none, samples stay on the device" if plan.steps_tensors else buffers,
-        "policy lag": lag,
-        "updates": f"{plan.updates_per_dataset} in each iteration, {plan.num_updates:,} in the run "
+        "buffers:": "none, samples stay on the device" if plan.steps_tensors else buffers,
+        "policy lag:": lag,
+        "updates:": f"{plan.updates_per_dataset} in each iteration, {plan.num_updates:,} in the run "
         f"({_count(plan.num_datasets, 'iteration')})",
     }
 
 
-def format_networks(spec: EnvSpec, config: TrainConfig) -> str:
-    """Which network reads each part of an observation, and how to change it; one line for each part."""
+def network_lines(spec: EnvSpec, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Title and text of a line for each part of an observation: which network reads it, and how to change it."""
     own = [f"--{name}={getattr(config, name)}" for name in ("model", "encoder") if getattr(config, name) != "default"]
     if own or config.algorithm.name not in BUILT_IN:
-        return f"{'networks:':<15} chosen by {own[0] if own else f'--algo={config.algo}'}"
+        yield "networks:", f"chosen by {own[0] if own else f'--algo={config.algo}'}"
+        return
     perceptron = critic_kind(config).network_name
     parts = dict.fromkeys(part for kind in spec.kinds for part in kind.observation.parts if part.kind != "mask")
-    lines = []
-    for part in parts:
+    for number, part in enumerate(parts):
         if part.kind == "image" and has_shape_of_image(part.shape, part.channels):
             change = f"; {perceptron} if a wrapper gives it another dtype than uint8"
         elif part.has_pixels:
@@ -240,8 +241,7 @@ def format_networks(spec: EnvSpec, config: TrainConfig) -> str:
             is_array = part.kind == "numbers" and has_axes_of_image(part.shape)
             change = f"; convolutions with --image_keys={part.name}" if is_array else ""
         network = f"convolutions ({conv_architecture(part, config)})" if part.has_pixels else perceptron
-        lines.append(f"{part.name}: {network}{change}")
-    return "\n".join(f"{'' if number else 'networks:':<15} {line}" for number, line in enumerate(lines))
+        yield "" if number else "networks:", f"{part.name}: {network}{change}"
 
 
 def command_text(module: str, *arguments: str) -> str:

@@ -8,20 +8,31 @@ RUN is a run's folder, its name in train_dir, or a checkpoint's folder.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, BeforeValidator, Json, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from asyncrl.commands.player_options import given_player_option, player_options, with_player_options
+from asyncrl.commands.player_options import (
+    DETERMINISTIC,
+    DEVICE,
+    ENV,
+    ENV_ARGUMENTS,
+    RUNS_FOLDER,
+    SEED,
+    EnvArguments,
+    given_player_option,
+    player_options,
+    with_player_options,
+)
 from asyncrl.commands.runner import Command
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
-from asyncrl.config.value_types import GivenPath, utf8_argument
+from asyncrl.config.value_types import GivenPath
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.storage import checkpoint as checkpoints
-from asyncrl.storage.locating import TRAIN_DIR, find_given_checkpoint
+from asyncrl.storage.locating import find_given_checkpoint
 
 if TYPE_CHECKING:
     import gymnasium
@@ -36,7 +47,7 @@ class Options(BaseModel):
     """Options of the command, without those of features."""
 
     runs: tuple[str, ...]
-    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+    train_dir: str = RUNS_FOLDER
     checkpoint: str = option("newest", "newest or best of the run, or a checkpoint's name in it [default newest]")
     policy: NonNegativeInt = option(0, "which of several policies [default 0]")
     video: GivenPath | None = option(
@@ -44,15 +55,11 @@ class Options(BaseModel):
     )
     episodes: PositiveInt | None = option(None, "number of episodes [default 3]")
     max_steps: PositiveInt | None = option(None, "end each episode after this many steps [default no limit]")
-    env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
-    env_kwargs: Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)] = option(
-        {},
-        "keyword arguments for the environment, as JSON, that differ from those of the run",
-        'a JSON object, such as {"size": 3}',
-    )
-    deterministic: bool = option(False, "take the most likely action instead of a sampled one")
-    seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
-    device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
+    env: str | None = ENV
+    env_kwargs: EnvArguments = ENV_ARGUMENTS
+    deterministic: bool = DETERMINISTIC
+    seed: NonNegativeInt = SEED
+    device: str = DEVICE
 
 
 class _Enjoy(Command[Options]):
@@ -69,8 +76,8 @@ class _Enjoy(Command[Options]):
     model = with_player_options(Options, "enjoy")
     words = "runs"
 
-    def problems(self, words: Sequence[str], options: Options | None) -> Iterator[str]:
-        if len(words) != 1:
+    def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterator[str]:
+        if len(given["runs"]) != 1:
             yield "Give one run, by its folder's path or its name in train_dir: python -m asyncrl.enjoy RUN."
         if options is not None and options.video is not None and options.video.suffix.lower() != ".mp4":
             yield f"--video={options.video} is not possible: expected a file name that ends in .mp4."

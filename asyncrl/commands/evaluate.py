@@ -11,21 +11,32 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, BeforeValidator, Json, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from asyncrl.commands.player_options import given_player_option, player_options, with_player_options
+from asyncrl.commands.player_options import (
+    DETERMINISTIC,
+    DEVICE,
+    ENV,
+    ENV_ARGUMENTS,
+    RUNS_FOLDER,
+    SEED,
+    EnvArguments,
+    given_player_option,
+    player_options,
+    with_player_options,
+)
 from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
-from asyncrl.config.value_types import GivenPath, utf8_argument
+from asyncrl.config.value_types import GivenPath
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.storage import checkpoint as checkpoints
-from asyncrl.storage.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
+from asyncrl.storage.locating import checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 
 if TYPE_CHECKING:
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
@@ -39,7 +50,7 @@ class Options(BaseModel):
     """Options of the command, without those of features."""
 
     experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
-    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+    train_dir: str = RUNS_FOLDER
     checkpoint: str = option(
         "newest",
         "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
@@ -47,15 +58,11 @@ class Options(BaseModel):
     )
     episodes: PositiveInt = option(100, "number of episodes [default 100]")
     num_envs: PositiveInt = option(8, "environments that are played in parallel [default 8]")
-    seed: NonNegativeInt = option(0, "seed of the episodes and of the sampled actions [default 0]")
-    device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
-    deterministic: bool = option(False, "take the most likely action instead of a sampled one")
-    env: str | None = option(None, "another environment with the same spaces, such as the run's in its new module")
-    env_kwargs: Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)] = option(
-        {},
-        "keyword arguments for the environment, as JSON, that differ from those of the run",
-        'a JSON object, such as {"size": 3}',
-    )
+    seed: NonNegativeInt = SEED
+    device: str = DEVICE
+    deterministic: bool = DETERMINISTIC
+    env: str | None = ENV
+    env_kwargs: EnvArguments = ENV_ARGUMENTS
     compare: str | None = option(
         None,
         "other policies that play the same episodes, separated by commas: newest, best or checkpoints of the run, "
@@ -84,17 +91,17 @@ class _Evaluate(Command[Options]):
     )
     model = with_player_options(Options, "evaluate")
 
-    def problems(self, words: Sequence[str], options: Options | None) -> Iterator[str]:
+    def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterator[str]:
         if options is None:
             return
         if options.render and options.video is not None:
             yield "--render shows episodes and --video records them: give one of the two."
         if options.compare is not None and (options.render or options.video is not None):
             yield "--compare plays several policies: record or show one of them, without --compare."
-        if (given := given_player_option(options)) is not None:
-            for name in given.excludes:
+        if (player := given_player_option(options)) is not None:
+            for name in player.excludes:
                 if getattr(options, name) is not None:
-                    yield f"--{name} is not possible with --{given.name}, which plays {given.plays}."
+                    yield f"--{name} is not possible with --{player.name}, which plays {player.plays}."
 
     def run(self, options: Options) -> int:
         if options.episodes_csv is not None:

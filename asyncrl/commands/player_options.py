@@ -1,17 +1,31 @@
-"""Options of `evaluate` and `enjoy` by which features let others play with the policy; without torch, for --help."""
+"""Options of `evaluate` and `enjoy`: those of both, and those of features, by which others play with the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, BeforeValidator, Json, create_model
 
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import hooks, load
+from asyncrl.config.value_types import utf8_argument
+from asyncrl.storage.locating import TRAIN_DIR
 
 Model = TypeVar("Model", bound=BaseModel)
+EnvArguments = Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)]
+
+RUNS_FOLDER = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+ENV = option(None, "another environment with the same spaces, such as the run's in its new module")
+ENV_ARGUMENTS = option(
+    {},
+    "keyword arguments for the environment, as JSON, that differ from those of the run",
+    'a JSON object, such as {"size": 3}',
+)
+DETERMINISTIC = option(False, "take the most likely action instead of a sampled one")
+SEED = option(0, "seed of the episodes and of the sampled actions [default 0]")
+DEVICE = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,15 +29,13 @@ from asyncrl.analysis.records import Run, read_runs
 from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
+    ExtraFlag,
     format_examples,
     format_flags,
     help_width,
     nearest_hint,
     option,
     option_flags,
-    parse_options,
-    separate_words,
-    split_flags,
 )
 from asyncrl.config.value_types import GivenPath
 
@@ -86,8 +84,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: str
-    runs: tuple[Path, ...]
+    words: tuple[Path, ...]
     window: PositiveInt | None = option(
         None, "records in the moving average [default a tenth of the records, at most 100]"
     )
@@ -115,8 +112,16 @@ class Options(BaseModel):
     )
     prints_json: bool = option(False, "print the figure's numbers as one JSON object on the last line", flag="json")
 
+    @property
+    def command(self) -> str:
+        """The first word; the others are runs."""
+        return str(self.words[0])
+
 
 class _Plot(Command[Options]):
+    model = Options
+    words = "words"
+
     def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
         if not {"--help", "-h"} & set(arguments):
             return None
@@ -130,42 +135,33 @@ class _Plot(Command[Options]):
             lines += format_flags(option_flags(Options, command.flags))
         return "\n".join(lines)
 
-    def read(self, arguments: Sequence[str]) -> Options:
-        """Reads `COMMAND RUN... [--name=value ...]`."""
+    def flags(self, arguments: Sequence[str]) -> tuple[ExtraFlag, ...]:
         names = ", ".join(_FIGURES)
         if not arguments:
             raise UsageError(
                 f"No command was given: the first argument is one of {names}; --help shows an example of each."
             )
-        name, command = arguments[0], _FIGURES.get(arguments[0])
-        if command is None:
+        if (name := arguments[0]) not in _FIGURES:
             hint = nearest_hint(name, _FIGURES)
             raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
-        flags = option_flags(Options, command.flags)
-        runs, flag_tokens = separate_words(arguments[1:], flags)
-        texts, wrong = split_flags(flag_tokens, {}, flags)
-        options, refused = parse_options(Options, {"command": name, "runs": runs, **texts})
-        problems = [*map(str, wrong), *refused]
+        return option_flags(Options, _FIGURES[name].flags)
+
+    def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterator[str]:
+        name, *runs = given["words"]
         if not runs:
-            problems.append(
-                f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir."
-            )
-        if name == "compare" and "x" not in texts:
+            yield f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir."
+        if name == "compare" and "x" not in given:
             axes = ", ".join(f"--x={axis}" for axis in _AXES)
-            problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
-        if options is not None and options.out is not None:
-            if options.out.suffix.lower() not in drawing.FORMATS:
-                problems.append(
-                    f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
-                )
-            elif command.draws_each_run and len(runs) > 1:
-                problems.append(
-                    f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, "
-                    "each is written to plots/ in its run's folder."
-                )
-        if problems or options is None:
-            raise UsageError(*problems)
-        return options
+            yield f"--x is required: choose the horizontal axis. Would pass: {axes}."
+        if options is None or options.out is None:
+            return
+        if options.out.suffix.lower() not in drawing.FORMATS:
+            yield f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
+        elif _FIGURES[name].draws_each_run and len(runs) > 1:
+            yield (
+                f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, "
+                "each is written to plots/ in its run's folder."
+            )
 
     def run(self, options: Options) -> int:
         numbers = _draw(options, lambda line: print(line, flush=True))
@@ -186,7 +182,7 @@ def _draw(options: Options, say: Say) -> dict[str, Any]:
             written.
     """
     drawing.check_can_draw()
-    runs = read_runs(options.runs, say)
+    runs = read_runs(options.words[1:], say)
     if options.command == "trial":
         # All trials are computed before the first is drawn: a run without returns leaves no half of the work.
         trials = [figures.make_trial(run, options.window, options.x) for run in runs]

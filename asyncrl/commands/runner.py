@@ -15,11 +15,13 @@ from pydantic import BaseModel
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, option_flags, parse_options, separate_words, split_flags
+from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.processes.reader import start_dropping_unread_output, stop_dropping_unread_output, write_from_handler
 from asyncrl.processes.signals import STOPPING, is_same_request
 from asyncrl.storage.checkpoint import CheckpointError
+from asyncrl.storage.run_folder import find_saved_config
 
 Options = TypeVar("Options")
 
@@ -33,7 +35,8 @@ class Command(ABC, Generic[Options]):
         examples: commands to start from.
         model: the model of its options.
         words: name of the option that takes the arguments that are not flags; empty if there is none.
-        instead: settings of training that it does not take, with what the user can do instead; None if it takes none.
+        instead: settings of training that it does not take, with what the user can do instead. The option `training`
+            has the texts of all others. None if the command takes no settings.
         if_stopped: said after a signal has stopped all runs of a command that starts many; empty for others.
     """
 
@@ -64,15 +67,15 @@ class Command(ABC, Generic[Options]):
         finally:
             stop_dropping_unread_output()
 
-    def flags(self) -> tuple[ExtraFlag, ...]:
-        """The command's own flags."""
+    def flags(self, arguments: Sequence[str]) -> tuple[ExtraFlag, ...]:
+        """The command's own flags in this command line."""
         return option_flags(self.model)
 
     def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
         """The text of --help, None if the command line does not ask for it; `page` as in `format_help`."""
         if not {"--help", "-h"} & set(arguments):
             return None
-        flags, settings = self.flags(), {} if self.instead is None else {**all_settings()}
+        flags, settings = self.flags(arguments), {} if self.instead is None else {**all_settings()}
         for name in (*(self.instead or ()), *(flag.name for flag in flags)):
             settings.pop(name, None)
         return format_help(self.usage, self.description, settings, flags, self.examples, page)
@@ -80,20 +83,42 @@ class Command(ABC, Generic[Options]):
     def read(self, arguments: Sequence[str]) -> Options:
         """Reads the options; raises UsageError with every problem of the command line."""
         words, tokens = self.separate_words(arguments)
-        texts, wrong = split_flags(tokens, {}, self.flags())
+        texts, wrong = split_flags(tokens, {} if self.instead is None else all_settings(), self.flags(arguments))
+        own = {flag.name for flag in option_flags(self.model)}
+        given: dict[str, Any] = {name: text for name, text in texts.items() if name in own}
+        problems = list(map(str, wrong))
+        if self.words:
+            given[self.words] = words
+        if self.instead is not None:
+            given["training"] = {name: text for name, text in texts.items() if name not in own}
+            problems += [f"--{name} cannot be set here: {why}." for name, why in self.instead.items() if name in texts]
         options: Any
-        options, refused = parse_options(self.model, {**texts, self.words: words} if self.words else texts)
-        if problems := [*map(str, wrong), *refused, *self.problems(words, options)]:
+        options, refused = parse_options(self.model, given)
+        if problems := [*problems, *refused, *self.problems(given, options)]:
             raise UsageError(*problems)
         return options  # type: ignore[no-any-return]
 
     def separate_words(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         """Separates the arguments that are not flags from the flags and their values."""
-        return separate_words(arguments, self.flags()) if self.words else ((), arguments)
+        return separate_words(arguments, self.flags(arguments)) if self.words else ((), arguments)
 
-    def problems(self, words: Sequence[str], options: Options | None) -> Iterable[str]:
-        """A sentence for each further problem of the words and of the options, which are None if one is refused."""
+    def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterable[str]:
+        """A sentence for each further problem of what is given, and of the options, None if one is refused."""
         return ()
+
+
+class TrainingCommand(Command[Options]):
+    """A command whose flags are settings, those of an algorithm of the user's included."""
+
+    usage = "python -m asyncrl.train"
+
+    def help(self, arguments: Sequence[str], page: str = "all") -> None:
+        """`load` prints it, because an algorithm of the user's may have more settings."""
+
+    def load(self, arguments: Sequence[str], flags: Sequence[ExtraFlag]) -> LoadedConfig:
+        """Reads the settings; mistakes are in the result. `flags` are those that are not settings."""
+        texts = {"program": self.usage, "description": self.description}
+        return load(arguments, flags, **texts, examples=self.examples, lenient=True, find_saved=find_saved_config)
 
 
 class _Stopped(KeyboardInterrupt):

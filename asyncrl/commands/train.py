@@ -5,23 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from asyncrl.commands.console import Console, format_settings, print_end, print_failure, print_findings
-from asyncrl.commands.runner import Command, print_error
+from asyncrl.commands.runner import TrainingCommand, print_error
 from asyncrl.config.flags import ExtraFlag
-from asyncrl.config.loading import load
 from asyncrl.processes.children import RunFailed
 from asyncrl.processes.main_guard import refuse_to_run_while_imported
 from asyncrl.processes.reader import start_dropping_unread_output
 from asyncrl.processes.signals import StopAtOnce
 from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
 from asyncrl.storage.checkpoint import CheckpointError
-from asyncrl.storage.run_folder import find_saved_config
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
 
 
-class _Train(Command[Sequence[str]]):
+class _Train(TrainingCommand[Sequence[str]]):
     """Its exit codes are 0 done, 1 failed, 2 mistake of the user, 3 processes or environments failed too
     often, 130 stopped by Ctrl-C, 143 stopped by SIGTERM, 129 by SIGHUP.
     """
@@ -40,26 +39,12 @@ class _Train(Command[Sequence[str]]):
         self._started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)
         return super().main(argv)
 
-    def help(self, arguments: Sequence[str], page: str = "all") -> None:
-        """`load` prints it, because an algorithm of the user's may have more settings."""
-
     def read(self, arguments: Sequence[str]) -> Sequence[str]:
         return arguments
 
     def run(self, options: Sequence[str]) -> int:
-        session = Session(
-            lambda: load(
-                options,
-                _FLAGS,
-                description=self.description,
-                examples=self.examples,
-                lenient=True,
-                find_saved=find_saved_config,
-            ),
-            [Console()],
-            started_at=self._started_at,
-            answers_signals=True,
-        )
+        settings = partial(self.load, options, _FLAGS)
+        session = Session(settings, [Console()], started_at=self._started_at, answers_signals=True)
         try:
             with session:
                 session.exit_code = _run(session)

@@ -9,20 +9,20 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from pydantic import PositiveInt
 
-from asyncrl.commands.console import format_networks, format_plan, format_settings, plan_as_data, print_findings
-from asyncrl.commands.runner import Command
+from asyncrl.commands.console import format_settings, network_lines, plan_as_data, plan_lines, print_findings
+from asyncrl.commands.runner import TrainingCommand
 from asyncrl.commands.validation import Options
 from asyncrl.config import hooks
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options
-from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.envs.spec import TreeAction, mask_layout
 from asyncrl.run import preflight
-from asyncrl.storage.run_folder import find_saved_config
 
 
 class _Options(Options):
@@ -43,85 +43,70 @@ class _Options(Options):
             )
 
 
-_Read = tuple[_Options, list[Options], LoadedConfig]
+_Read = tuple[list[Options], LoadedConfig]
+"""The options of the command and of each feature, and the settings."""
 
 
-class _Validate(Command[_Read]):
+class _Validate(TrainingCommand[_Read]):
     """Its exit code is 0 if the run can start, and 1 if the environment raised."""
 
     usage = "python -m asyncrl.validate"
     description = "Check the settings of a training run and show what it would need. Takes the flags of training."
     examples = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
 
-    def help(self, arguments: Sequence[str], page: str = "all") -> None:
-        """`load` prints it, because an algorithm of the user's may have more settings."""
-
     def read(self, arguments: Sequence[str]) -> _Read:
-        features: list[type[Options]] = [hooks.load(place) for place in hooks.hooks("VALIDATION").values()]
-        loaded = load(
-            arguments,
-            [*option_flags(_Options), *(flag for feature in features for flag in option_flags(feature))],
-            program=self.usage,
-            description=self.description,
-            examples=self.examples,
-            lenient=True,
-            find_saved=find_saved_config,
-        )
+        features = (hooks.load(place) for place in hooks.hooks("VALIDATION").values())
+        models: list[type[Options]] = [_Options, *features]
+        loaded = self.load(arguments, [flag for model in models for flag in option_flags(model)])
         given = {name: value for name, value in loaded.cli.items() if value is not None}
-        options, refused = parse_options(_Options, given)
-        of_features = [parse_options(feature, given) for feature in features]
-        refused += [text for _, texts in of_features for text in texts]
-        parts = [part for part, _ in of_features if part is not None]
-        if options is not None and not refused:
-            refused = [text for part in (options, *parts) for text in part.find_problems()]
-        if options is None or refused:
-            raise UsageError(*refused)
-        return options, parts, loaded
+        parsed = [parse_options(model, given) for model in models]
+        parts = [part for part, _ in parsed if part is not None]
+        refused = [text for _, texts in parsed for text in texts]
+        if problems := refused or [text for part in parts for text in part.find_problems()]:
+            raise UsageError(*problems)
+        return parts, loaded
 
     def run(self, options: _Read) -> int:
-        return _validate(*options)
+        parts, loaded = options
+        own = parts[0]
+        assert isinstance(own, _Options)
+        num_local_ranks = own.num_local_ranks or own.num_ranks
+        machine = dataclasses.replace(Machine.detect(), num_ranks=own.num_ranks, num_local_ranks=num_local_ranks)
+        result = preflight.run(loaded, machine, checks_env=True, say=partial(print, file=sys.stderr, flush=True))
+        if own.as_json:
+            print(json.dumps(_as_data(result, parts, own.print_config), indent=2))
+            return result.exit_code
+        if not result.problems:
+            for title, line in _lines(result, parts):
+                print(f"{title:<15} {line}")
+            if own.print_config:
+                print(format_settings(result.loaded, result.plan))
+            sys.stdout.flush()
+        code = print_findings(result)
+        if code == 0:
+            print("ok: this run can start")
+        return code
 
 
-def _validate(options: _Options, parts: Sequence[Options], loaded: LoadedConfig) -> int:
-    num_local_ranks = options.num_local_ranks or options.num_ranks
-    machine = dataclasses.replace(Machine.detect(), num_ranks=options.num_ranks, num_local_ranks=num_local_ranks)
-    result = preflight.run(loaded, machine, checks_env=True, say=_say)
+def _lines(result: preflight.Preflight, parts: Sequence[Options]) -> Iterator[tuple[str, str]]:
+    """Title and text of each line about a run whose settings have no problem."""
+    yield "preset:", result.loaded.preset_sentence.removeprefix("preset ")
+    if (spec := result.spec) is not None:
+        yield "environment:", str(spec)
+        yield from network_lines(spec, result.config)
+        limit = None if spec.max_episode_steps is None else f"{spec.max_episode_steps:,} steps"
+        # A vectorized environment, or one of several agents, may have a limit that it does not tell.
+        yield "time limit:", limit or ("unknown" if spec.is_vectorized or spec.agents else "none")
+        for action in dict.fromkeys(kind.action for kind in spec.kinds if kind.observation.num_mask):
+            if isinstance(action, TreeAction):
+                yield "action mask:", mask_layout(action)
+    yield from plan_lines(result.plan, result.arena_bytes, result.free_bytes).items()
+    for part in parts:
+        yield from ((f"{title}:", line) for title, line in part.lines(result))
+
+
+def _as_data(result: preflight.Preflight, parts: Sequence[Options], with_config: bool) -> dict[str, object]:
     loaded = result.loaded
-    if options.as_json:
-        print(json.dumps(_as_data(loaded, result, parts, options.print_config), indent=2))
-        return result.exit_code
-    if not result.problems:
-        print(f"{'preset:':<15} {loaded.preset_sentence.removeprefix('preset ')}")
-        if result.spec is not None:
-            print(f"{'environment:':<15} {result.spec}")
-            limit, without = result.spec.max_episode_steps, "none"
-            if result.spec.is_vectorized or result.spec.agents:  # which may have one that they do not tell
-                without = "unknown"
-            print(format_networks(result.spec, result.config))
-            print(f"{'time limit:':<15} {without if limit is None else f'{limit:,} steps'}")
-            masked = dict.fromkeys(kind.action for kind in result.spec.kinds if kind.observation.num_mask)
-            for action in masked:
-                if isinstance(action, TreeAction):
-                    print(f"{'action mask:':<15} {mask_layout(action)}")
-        print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
-        for title, line in (shown for part in parts for shown in part.lines(result)):
-            print(f"{title + ':':<15} {line}")
-        if options.print_config:
-            print(format_settings(loaded, result.plan))
-        sys.stdout.flush()
-    code = print_findings(result)
-    if code == 0:
-        print("ok: this run can start")
-    return code
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _as_data(
-    loaded: LoadedConfig, result: preflight.Preflight, parts: Sequence[Options], with_config: bool
-) -> dict[str, object]:
     data: dict[str, object] = {
         "ok": result.exit_code == 0,
         "preset": loaded.preset,

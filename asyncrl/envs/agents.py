@@ -17,7 +17,7 @@ import pkgutil
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from types import ModuleType
 from typing import Any
@@ -64,6 +64,7 @@ class AgentsState:
         terminated, truncated: whether the step ended the agent's episode.
         is_over: whether the environment must be reset.
         extra_stats: the environment's own numbers of an episode that ended, for each agent, `is_success` among them.
+        infos: what the environment returned as infos: a dict by agent, or a list.
     """
 
     obs: list[Any]
@@ -74,9 +75,10 @@ class AgentsState:
     truncated: list[bool]
     is_over: bool
     extra_stats: list[Mapping[str, Any]]
+    infos: Any = field(repr=False)
 
 
-def _absent_agents(num_agents: int) -> AgentsState:
+def _absent_agents(num_agents: int, infos: Any) -> AgentsState:
     return AgentsState(
         obs=[None] * num_agents,
         is_present=[False] * num_agents,
@@ -86,6 +88,7 @@ def _absent_agents(num_agents: int) -> AgentsState:
         truncated=[False] * num_agents,
         is_over=True,
         extra_stats=[{}] * num_agents,
+        infos=infos,
     )
 
 
@@ -277,7 +280,7 @@ class ParallelAgents(AgentsEnv):
         self._check_agents("truncations", truncated, call, stepped)
         self._check_agents("infos", infos, call)
         self._check_infos(infos.items())
-        state = _absent_agents(len(agents))
+        state = _absent_agents(len(agents), infos)
         self._waiting.clear()
         for place, agent in enumerate(agents):
             state.obs[place] = own = obs.get(agent)
@@ -315,7 +318,7 @@ class TurnAgents(AgentsEnv):
         return self._state("step()", mover)
 
     def _state(self, call: str, mover: Any) -> AgentsState:
-        env, state = self.env, _absent_agents(len(self.agents))
+        env = self.env
         live = list(self._attribute("agents", call))
         rewards, terminations, truncations, infos = (
             self._attribute(name, call) for name in ("rewards", "terminations", "truncations", "infos")
@@ -329,6 +332,7 @@ class TurnAgents(AgentsEnv):
         self._check_agents("rewards", rewards, call, [*live, *ended_and_gone])
         self._check_agents("infos", infos, call)
         self._check_infos(infos.items())
+        state = _absent_agents(len(self.agents), infos)
         for agent in (*live, *ended_and_gone):
             place = self._place[agent]
             state.reward[place] = self._reward(agent, rewards[agent])
@@ -441,6 +445,7 @@ class ListedAgents(AgentsEnv):
                 self._extra_stats(agent, info) if terminates or cut else {}
                 for agent, info, terminates, cut in zip(self.agents, infos, has_terminated, has_truncated, strict=True)
             ],
+            infos=infos,
         )
 
 

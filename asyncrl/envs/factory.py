@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -87,15 +87,11 @@ def make_env(
         arguments = atari.inner_kwargs(arguments)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
-    if _find_vector_maker(env_id, registered_id) is not None:
+    make = _find_maker(env_id, registered_id)
+    if _makes_several(make):
         return _make_vectorized_only(env_id, arguments, backend)
-    if isinstance(env_id, EnvMaker):
-        return _finished(_called(env_id.make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
-    module, is_named, _ = env_id.partition(":")
-    if is_named and registered_id not in gymnasium.registry:
-        make = find_callable(module, registered_id) or find_pettingzoo_maker(module, registered_id)
-        if make is not None:
-            return _finished(_called(make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
+    if make is not None:
+        return _finished(_called(make, env_id, arguments), env_kwargs, atari_preprocessing, in_training)
     with _without_registry_warnings():
         try:
             registered = _find_registered(registered_id)
@@ -125,7 +121,10 @@ def _mistake_in_making(
     if isinstance(error, gymnasium_error.DependencyNotInstalled):
         return UsageError(_missing_package(env_id, error))
     if isinstance(error, ImportError):
-        return _failed_import(error, env_id, registered_id)
+        if not _raised_by_gymnasium(error):
+            return None
+        said = "" if _newest_version(registered_id) is not None else f" Gymnasium says: {error}"
+        return UsageError(_unknown_id(env_id, registered_id) + said)
     if isinstance(error, gymnasium_error.Error):
         return UnknownEnvironment(_unknown_id(env_id, registered_id)) if malformed else None
     if str(error).startswith(_NOT_OF_GYMNASIUM):
@@ -138,16 +137,6 @@ def _mistake_in_making(
         return None
     reason = str(error).partition(" was raised from")[0]  # Gymnasium repeats the id and the arguments
     return UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.")
-
-
-def _failed_import(error: ImportError, env_id: str, registered_id: str) -> UsageError | None:
-    """The unknown id behind an import that Gymnasium made for it; None for another import."""
-    if not _raised_by_gymnasium(error):
-        return None
-    text = _unknown_id(env_id, registered_id)
-    if _newest_version(registered_id) is None:
-        text += f" Gymnasium says: {error}"
-    return UsageError(text)
 
 
 def _finished(
@@ -205,10 +194,8 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
     if not isinstance(env, gymnasium.Env):
         if is_of_gym(env):
             raise UsageError(_of_gym(env_id))
-        text = (
-            f"{env_id} returned {type(env).__name__}, but a gymnasium.Env or an environment of PettingZoo is expected."
-        )
-        raise UsageError(text)
+        text = "but a gymnasium.Env or an environment of PettingZoo is expected"
+        raise UsageError(f"{env_id} returned {type(env).__name__}, {text}.")
     return env
 
 
@@ -225,22 +212,25 @@ def _refuse_unknown_arguments(make: MakesEnv, env_id: str, arguments: Mapping[st
         raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}.") from error
 
 
-def _find_vector_maker(env_id: str, registered_id: str) -> MakesEnv | None:
-    """The callable with a parameter `num_envs` that makes a vectorized environment; None if it is not found."""
-    make: MakesEnv | None = None
+def _find_maker(env_id: str, registered_id: str) -> MakesEnv | None:
+    """The callable that makes an environment; None for one of Gymnasium's registry, or if it is not found."""
     if isinstance(env_id, EnvMaker):
-        make = env_id.make
-    elif ":" in env_id and registered_id not in gymnasium.registry:
-        module = env_id.partition(":")[0]
-        make = find_callable(module, registered_id)
-        if make is None and module in (makers := hooks("ENV_MAKERS")):
-            make = imported(makers[module])(registered_id)
-    if make is None:
+        return env_id.make
+    if ":" not in env_id or registered_id in gymnasium.registry:
         return None
+    module = env_id.partition(":")[0]
+    make = find_callable(module, registered_id)
+    if make is None and module in (makers := hooks("ENV_MAKERS")):
+        make = imported(makers[module])(registered_id)
+    return make or find_pettingzoo_maker(module, registered_id)
+
+
+def _makes_several(make: MakesEnv | None) -> TypeGuard[MakesEnv]:
+    """Whether a callable has a parameter `num_envs`, so that it makes a vectorized environment."""
     try:
-        return make if "num_envs" in inspect.signature(make).parameters else None
+        return make is not None and "num_envs" in inspect.signature(make).parameters
     except (ValueError, TypeError):  # a callable without a signature
-        return None
+        return False
 
 
 def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], backend: str) -> SingleEnv:
@@ -278,7 +268,7 @@ def make_vector_env(
     registered_id = env_id if isinstance(env_id, EnvMaker) else import_registering_module(env_id)
     if _is_preprocessed(registered_id, arguments, atari_preprocessing):
         arguments = atari.vectorized_kwargs(arguments)
-    if (make := _find_vector_maker(env_id, registered_id)) is not None:
+    if _makes_several(make := _find_maker(env_id, registered_id)):
         _refuse_unknown_arguments(make, env_id, {"num_envs": num_envs, **arguments})
         return as_vector_env(make(num_envs=num_envs, **arguments), env_id, num_envs)
     with _without_registry_warnings():

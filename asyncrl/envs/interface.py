@@ -38,7 +38,7 @@ _DEFAULT_SHAPING, _TAKES_SHAPING = "get_default_reward_shaping", "set_reward_sha
 _NORMALIZING = {"NormalizeObservation": "--normalize_input", "NormalizeReward": "--normalize_returns"}
 FloatArray = npt.NDArray[np.float64]
 Look = Callable[[Any, Any, int], None]
-"""Gets an observation, an info and the number of the agent."""
+"""Gets an observation (None of an agent that is not observed), an info and the number of the agent."""
 _FLOAT64_NOISE = 1e-12  # relative
 _FEWEST_FLOAT32_STEPS = 8
 _HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training handles
@@ -154,29 +154,6 @@ def checked_reset(env: gymnasium.Env[Any, Any], env_id: str, seed: int = 0) -> t
     return result
 
 
-def checked_step(
-    env: gymnasium.Env[Any, Any], action: Any, env_id: str
-) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """Makes a step and returns the result.
-
-    Raises:
-        UsageError: `step` did not return Gymnasium's five values.
-    """
-    result = env.step(action)
-    if (problem := problem_of_step(result)) is not None:
-        raise UsageError(f"{env_id}: {problem}.")
-    observation, reward, terminated, truncated, info = result
-    return observation, float(reward), bool(terminated), bool(truncated), info
-
-
-def five_values(result: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
-    """The result of `step`; a `UsageError` if it does not have five values."""
-    if (problem := problem_of_values(result)) is not None:
-        raise UsageError(f"{env_id}: {problem}.")
-    five: tuple[Any, Any, Any, Any, Any] = result
-    return five
-
-
 def problem_of_step(result: Any, is_end: bool = False) -> str | None:
     """What in a result of `step` is not as it must be, or None.
 
@@ -232,7 +209,7 @@ class RoundingCheck:
 
     def look(self, observation: Any, info: Any, agent: int = 0) -> None:
         """Adds an observation that fits its space; arrays that float32 holds exactly are left out."""
-        for part in self._kinds[agent].observation.parts:
+        for part in () if observation is None else self._kinds[agent].observation.parts:
             array = np.asarray(leaf_of(observation, part)) if part.kind == "numbers" else np.empty(0, np.float32)
             if not np.can_cast(array.dtype, np.float32):
                 values = array.astype(np.float64)
@@ -294,7 +271,10 @@ def try_out(
         if action is None:
             return
         enter("step()")
-        observation, _, terminated, truncated, info = checked_step(inner, action, spec.env_id)
+        result = inner.step(action)
+        if (problem := problem_of_step(result)) is not None:
+            raise UsageError(f"{spec.env_id}: {problem}.")
+        observation, _, terminated, truncated, info = result
         if not terminated:
             check_observation(observation, spec, "step()")
             for look in looks:
@@ -320,12 +300,12 @@ def _try_out_agents(
         raise UsageError(f"{spec.env_id}: no agent is to move after reset().")
     source = "reset()"
     for _ in range(_STEPS):
+        infos = state.infos if isinstance(state.infos, Mapping) else dict(zip(env.agents, state.infos, strict=True))
         for agent, obs in enumerate(state.obs):
-            if obs is None:
-                continue
-            check_observation(obs, spec.kinds[spec.kind_of(agent)], source)
+            if obs is not None:
+                check_observation(obs, spec.kinds[spec.kind_of(agent)], source)
             for look in looks:
-                look(obs, {}, agent)
+                look(obs, infos.get(env.agents[agent]), agent)
         # Environments that are lists get an action of each agent, also of those that do not move.
         actions = [
             _allowed_action(spaces, obs) if moves or obs is not None else None

@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import find_method
 from asyncrl.envs.spec import Action, DiscreteAction, EnvSpec, TreeAction, mask_layout
@@ -42,7 +40,7 @@ class UnreadMasks:
         ]
 
     def look(self, observation: Any, info: Any, agent: int = 0) -> None:
-        """Takes an observation and an info of one agent."""
+        """Takes an observation, None if there is none, and an info of one agent."""
         if (action := self._masked_action(agent)) is None:
             return
         for name, values in (("observation", observation), ("info", info)):
@@ -60,54 +58,10 @@ class UnreadMasks:
                 if callable(method) and _gives_mask(method, self._agents[agent : agent + 1], action):
                     self._places[f"{name}()"] = None
 
-    @contextlib.contextmanager
-    def watching(self, env: gymnasium.Env[Any, Any]) -> Iterator[None]:
-        """Looks at the infos of several agents, which `AgentsEnv` does not return."""
-        if not isinstance(env, AgentsEnv):
-            yield
-            return
-        inner = env.env
-        env.env = _Watched(inner, self)
-        try:
-            yield
-        finally:
-            env.env = inner
-
-    def look_at_infos(self, infos: Any) -> None:
-        """Takes the infos of several agents, by name or in their order."""
-        by_agent = infos if isinstance(infos, Mapping) else dict(zip(self._agents, infos or (), strict=False))
-        for agent, name in enumerate(self._agents):
-            self.look(None, by_agent.get(name), agent)
-
     def _masked_action(self, agent: int) -> Action | None:
         """The action that an unread mask may describe; None if the observation has a mask or nothing can be masked."""
         kind = self._kinds[agent]
         return None if kind.observation.num_mask or kind.action.num_logits == 0 else kind.action
-
-
-class _Watched:
-    """An environment of several agents whose infos are looked at."""
-
-    def __init__(self, env: Any, masks: UnreadMasks) -> None:
-        self._env, self._masks = env, masks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def reset(self, **kwargs: Any) -> Any:
-        result = self._env.reset(**kwargs)
-        self._look(result)
-        return result
-
-    def step(self, action: Any) -> Any:
-        result = self._env.step(action)
-        self._look(result)
-        return result
-
-    def _look(self, result: Any) -> None:
-        infos = result[-1] if isinstance(result, tuple) else getattr(self._env, "infos", {})
-        if isinstance(infos, (Mapping, list, tuple)):
-            self._masks.look_at_infos(infos)
 
 
 def _gives_mask(method: Any, agents: tuple[str, ...], action: Action) -> bool:

@@ -95,11 +95,9 @@ class _Examination:
                 env = self._make_first(len(failures))
                 spec = self._examine(env, len(failures))
                 break
-            except UnknownEnvironment as error:
-                yield self._refusal("unknown_environment", str(error))
-                return
             except UsageError as error:
-                yield self._refusal("usage_error", str(error))
+                is_unknown = isinstance(error, UnknownEnvironment)
+                yield self._refusal("unknown_environment" if is_unknown else "usage_error", str(error))
                 return
             except EnvironmentFailed as error:
                 yield self._refusal("failure", str(error))
@@ -166,8 +164,7 @@ class _Examination:
         seed_spaces(env, role_seed(self.seed, "probe", 3 * attempt + 2))
         masks, rounding = UnreadMasks(spec), RoundingCheck(spec)
         try:
-            with masks.watching(env):
-                try_out(env, spec, self._enter, [masks.look, rounding.look], attempt)
+            try_out(env, spec, self._enter, [masks.look, rounding.look], attempt)
         finally:
             masks.look_at_methods(env)
             self.findings += masks.findings + rounding.findings
@@ -192,26 +189,25 @@ class _Examination:
         Raises:
             UsageError: `env_backend` does not fit the environment.
         """
-        backend, is_single = self.env_backend, isinstance(env, SingleEnv)
-        gives_tensors = False
-        if isinstance(env, SingleEnv) and env.gives_tensors:
-            gives_tensors = True
+        backend, single = self.env_backend, env if isinstance(env, SingleEnv) else None
+        gives_tensors = single is not None and single.gives_tensors
+        if single is not None and gives_tensors:
             if backend not in ("auto", "tensor", "gym_vector"):
                 text = f"{self.env_id} gives tensors: --env_backend is auto, tensor or gym_vector for it"
                 raise UsageError(f"{text}, not {backend}.")
-            if (problem := problem_of_mask(env.vector_env)) is not None:
+            if (problem := problem_of_mask(single.vector_env)) is not None:
                 raise UsageError(f"{self.env_id} cannot be used: {problem}.")
         if backend == "envpool" or gives_tensors:
             spec = dataclasses.replace(spec, is_vectorized=True, gives_tensors=gives_tensors)
-        elif backend == "gym" and is_single:
+        elif backend == "gym" and single is not None:
             raise UsageError(f"{self.env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
         elif backend != "gym":
             obstacle, resets = check_vectorized(self.env_id, self.env_kwargs, env, self.atari_preprocessing)
-            if obstacle is not None and (backend == "gym_vector" or is_single):
+            if obstacle is not None and (backend == "gym_vector" or single is not None):
                 raise UsageError(f"{self.env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None, resets_within_step=resets)
-        if isinstance(env, SingleEnv):
-            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
+        if single is not None:
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(single.vector_env))
         return spec
 
     def _raw_frames(self, env: gymnasium.Env[Any, Any]) -> list[str]:

@@ -10,8 +10,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from asyncrl.envs.interface import five_values, stats_of_ends
+from asyncrl.config.errors import UsageError
+from asyncrl.envs.interface import stats_of_ends
 from asyncrl.envs.observations import one_of_batch
+from asyncrl.envs.results import problem_of_values
 
 VECTOR_SEEDS = 2**30
 """Upper bound for seeds of vectorized environments: C++ ones take 31 bits and add the environment's number."""
@@ -40,7 +42,9 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps the environment. After an episode's end the observation may be that of the next episode."""
         result = self.vector_env.step(self._batch_of(action))
-        obs, reward, terminated, truncated, infos = five_values(result, self.spec_id)
+        if (problem := problem_of_values(result)) is not None:
+            raise UsageError(f"{self.spec_id}: {problem}.")
+        obs, reward, terminated, truncated, infos = result
         has_ended = bool(terminated[0]), bool(truncated[0])
         return self._observe(obs), float(reward[0]), *has_ended, _info_of_end(infos) if any(has_ended) else {}
 

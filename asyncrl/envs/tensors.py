@@ -176,7 +176,7 @@ class ArraysOfTensors(VectorWrapper):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As the environment's."""
         obs, infos = self.env.reset(seed=seed, options=map_tree(self._as_tensor, options or {}) or None)
-        map_tree(self._note_device, obs)
+        map_tree(self._record_device, obs)
         return map_tree(_as_array, obs), map_tree(_as_array, infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -187,7 +187,7 @@ class ArraysOfTensors(VectorWrapper):
         has_ended = bool(terminated.any() or truncated.any())
         return map_tree(_as_array, obs), reward, terminated, truncated, map_tree(_as_array, infos if has_ended else {})
 
-    def _note_device(self, values: Tensor) -> None:
+    def _record_device(self, values: Tensor) -> None:
         self._device = values.device
 
     def _as_tensor(self, values: Any) -> Any:

@@ -250,13 +250,11 @@ def evaluate(
         # A simulator of tensors may take long to start, and much of the device.
         num_lanes = 1 if spec.gives_tensors else min(num_envs, episodes)
         for idx in range(num_lanes):
-            make_its = functools.partial(make_one, idx)
-            env = failures.retry(idx, make_its)
             make_lane = _AgentsLane if spec.agents else _Lane
             own = list(range(idx, episodes, num_lanes))
-            lanes.append(make_lane(env, spec, seed, own, choose, max_steps, make_its, failures))
+            lanes.append(make_lane(functools.partial(make_one, idx), spec, seed, own, choose, max_steps, failures))
             if idx == 0:
-                _check_spaces(env, policy)
+                _check_spaces(lanes[0].env, policy)
         size = spec.num_agents
         row_sizes = [spec.kinds[spec.kind_of(agent)].observation.row_size for agent in range(size)]
         obs = np.zeros((num_lanes * size, max(row_sizes)), dtype=spec.observation.row_dtype)
@@ -320,7 +318,7 @@ class _Failures:
         self._known: set[tuple[object, ...]] = set()
         self._same_in_a_row: dict[int, tuple[tuple[object, ...], int]] = {}
 
-    def note(self, lane: int, failure: EnvironmentFailed, step: int) -> None:
+    def record(self, lane: int, failure: EnvironmentFailed, step: int) -> None:
         """Counts a failure of an environment at a step of its episode.
 
         Raises:
@@ -344,8 +342,8 @@ class _Failures:
             self._known.add(kind)
             log.warning("%s\nThe environment is made again, and the evaluation continues.", failure)
 
-    def note_episode(self, lane: int) -> None:
-        """Notes that an episode was finished, so the environment works in principle."""
+    def record_episode(self, lane: int) -> None:
+        """Records that an episode was finished, so the environment works in principle."""
         self._same_in_a_row.pop(lane, None)
 
     def retry(self, lane: int, call: Callable[[], Any]) -> Any:
@@ -354,7 +352,7 @@ class _Failures:
             try:
                 return call()
             except EnvironmentFailed as failure:
-                self.note(lane, failure, 0)
+                self.record(lane, failure, 0)
 
 
 def _check_spaces(env: gymnasium.Env[Any, Any], policy: PlayedPolicy) -> None:
@@ -439,18 +437,17 @@ class _Lane:
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any],
+        make: Callable[[], gymnasium.Env[Any, Any]],
         spec: EnvSpec,
         seed: int,
         episodes: list[int],
         choose: Choose,
         max_steps: int | None,
-        make: Callable[[], gymnasium.Env[Any, Any]],
         failures: _Failures,
     ) -> None:
-        self.env, self.episodes = env, episodes
-        self._lane = episodes[0]
+        self.episodes, self._lane = episodes, episodes[0]
         self._make, self._failures = make, failures
+        self.env: gymnasium.Env[Any, Any] = failures.retry(self._lane, make)
         self._attempt = 0  # of the present episode
         self.players: list[int] = []  # of each agent, in the present episode
         self._choose = choose
@@ -483,7 +480,7 @@ class _Lane:
             return list(range(len(self._returns)))
 
     def _renew(self, failure: EnvironmentFailed) -> None:
-        self._failures.note(self._lane, failure, self._length)
+        self._failures.record(self._lane, failure, self._length)
         self._failures.num_lost += 1
         self._attempt += 1
         made = self._failures.retry(self._lane, self._make)
@@ -543,7 +540,7 @@ class _Lane:
         ended_at, seed = time.monotonic(), self._seed_of_episode
         of_episode = _FinishedEpisode(tuple(self._returns), self._length, self._extra_stats, ended_at, seed)
         self.finished[self.episodes.pop(0)] = of_episode
-        self._failures.note_episode(self._lane)
+        self._failures.record_episode(self._lane)
         self._attempt = 0
         if self.episodes:
             self.begin(rows)

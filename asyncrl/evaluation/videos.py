@@ -63,7 +63,7 @@ class VideoWorker:
         Returns a report of each video, up to the first failure; nothing of one at which the run was asked to stop.
         """
         news, *_ = [team.read() for team in self._teams]
-        self._schedule.note(news)
+        self._schedule.record(news)
         reports: list[Report] = []
         for policy_idx, team in enumerate(self._teams):
             of_policy = f"_policy_{policy_idx}" if len(self._teams) > 1 else ""

@@ -185,8 +185,8 @@ class Schedule:
             return self._done != (newest.version, newest.env_steps)
         return self._due_at <= newest.env_steps < self._end
 
-    def note(self, news: Publication) -> None:
-        """Notes that it is being done for these weights."""
+    def record(self, news: Publication) -> None:
+        """Records that it is being done for these weights."""
         self._due_at, self._done = next_multiple(self._every, news.env_steps), (news.version, news.env_steps)
 
 
@@ -243,7 +243,7 @@ class EvaluationWorker:
         started = time.monotonic()
         self._num_requests = self._control.num_evaluations
         news = self._team.read()
-        self._schedule.note(news)
+        self._schedule.record(news)
         self._forget_best_of_other_tasks()
         try:
             result = self._team.play(self._control, look, episodes=self._config.eval_episodes)

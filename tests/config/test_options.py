@@ -56,7 +56,7 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
         (evaluate.Options, ("episodes_csv", "video")),
         (enjoy.Options, ("video",)),
         (plot.Options, ("out",)),
-        (benchmark.OwnOptions, ("output", "json", "config")),
+        (benchmark.BenchmarkOptions, ("output", "json", "config")),
     ],
 )
 def test_a_path_may_begin_with_the_users_folder(

@@ -136,6 +136,8 @@ def test_a_replay_takes_the_place_of_slots_and_learning_has_the_cores() -> None:
     assert plan.learner_threads == 5
     assert planned(many, **sac, updates_per_env_step=0.01).learner_threads == 1
     assert planned(many, **sac, async_rl=False).replay == ReplayPlan(1_000_000, 5_000, 1.0, tolerance=0.0)
+    in_turn = planned(many, **sac, serial_mode=True).replay
+    assert in_turn is not None and in_turn.tolerance == 0.0
     assert planned(many).replay is None
 
 

@@ -18,6 +18,8 @@ from asyncrl.envs.agents import ListedAgents, ParallelAgents, TurnAgents, as_age
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 
+pytestmark = pytest.mark.usefixtures("probes_here")
+
 
 def test_each_interface_is_recognized() -> None:
     assert isinstance(make_env("agent_envs:own_bits"), ParallelAgents)

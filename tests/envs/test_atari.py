@@ -6,9 +6,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 
 from asyncrl.envs.factory import make_env, make_vector_env
 from asyncrl.envs.probe import probe
+
+pytestmark = pytest.mark.usefixtures("probes_here")
 
 WITHOUT_CHANCE = {"noop_max": 0, "repeat_action_probability": 0.0}
 ACTIONS = np.random.default_rng(0).integers(0, 4, 700)

@@ -72,13 +72,7 @@ def test_gymnasiums_checker_is_not_wrapped_around_the_environment() -> None:
     assert "EnvChecker" not in str(make_env("CartPole-v1"))
 
 
-def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
-    assert "CartPole-v1" in refusal("CartPol-v1")
-    assert "CartPole-v1" in refusal("cartpole-v1")
-    assert "CartPole-v1" in refusal("CartPole-v9")
-
-
-@pytest.mark.parametrize("env_id", ["Zzzzzz-v0", "Hoper-v5", "Robo-v0"])
+@pytest.mark.parametrize("env_id", ["Zzzzzz-v0", "Hoper-v5"])
 def test_an_unknown_id_may_be_one_of_a_users_module_whatever_it_resembles(env_id: str) -> None:
     assert f"give --env=MODULE:{env_id}" in refusal(env_id)
 
@@ -90,9 +84,7 @@ def test_what_installs_atari_is_said_where_it_is_missing(monkeypatch: pytest.Mon
     assert "pip install ale-py" in refusal("ALE/Pong-v5")
 
 
-def test_an_unknown_module_or_argument_is_named(own_module: str) -> None:
-    assert "'no_such_module'" in refusal("no_such_module:Id-v0")
-    assert "widht" in refusal("CartPole-v1", widht=3)
+def test_an_id_that_its_module_does_not_register_is_refused(own_module: str) -> None:
     assert "Does that module register it?" in refusal(own_module.partition(":")[0] + ":Zzzzzz-v0")
 
 

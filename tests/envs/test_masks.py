@@ -8,6 +8,8 @@ import pytest
 
 from asyncrl import train, validate
 
+pytestmark = pytest.mark.usefixtures("probes_here")
+
 NOT_READ = "a mask of allowed actions is not read there"
 REMEDY = "A mask must be in the observation, a Dict, under the key action_mask."
 

@@ -161,14 +161,17 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     # Like a user's: only the working directory, which `python -m` puts first, leads to the module.
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "probed_module", raising=False)
     return "probed_module:Probed-v0"
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_spaces_and_time_limit_are_read_although_the_environment_prints(probed: str) -> None:
     expected = EnvSpec(probed, vector_observation(3, "float64"), DiscreteAction(n=3, start=2), 77, made_of="Probed-v0")
     assert probe(probed) == expected
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_box_actions_keep_shape_dtype_and_infinite_bounds(probed: str) -> None:
     inf = float("inf")
     partly = probe(probed, {"obs": "whole", "action": "partly"})
@@ -177,6 +180,7 @@ def test_box_actions_keep_shape_dtype_and_infinite_bounds(probed: str) -> None:
     assert probe(probed, {"action": "square"}).action == BoxAction((2, 2), (-2.0,) * 4, (6.0,) * 4, "float64")
 
 
+@pytest.mark.usefixtures("probes_here")
 @pytest.mark.parametrize("name", ["observation_space", "action_space"])
 def test_a_space_that_is_not_set_is_named(probed: str, name: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -184,6 +188,7 @@ def test_a_space_that_is_not_set_is_named(probed: str, name: str) -> None:
     assert str(caught.value) == f"{probed} has no {name}: set it in `__init__`."
 
 
+@pytest.mark.usefixtures("probes_here")
 @pytest.mark.parametrize(
     ("env_kwargs", "sentence"),
     [
@@ -226,11 +231,13 @@ def test_environments_that_can_be_trained_pass(probed: str, name: str, env_kwarg
     assert probe(f"probed_module:{name}", env_kwargs).max_episode_steps == (77 if name == "Probed-v0" else 50)
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_a_reset_without_a_seed_is_told_the_signature(probed: str) -> None:
     with pytest.raises(UsageError, match=r"reset\(\) does not take a seed; Gymnasium calls reset\(seed="):
         probe("probed_module:Unseeded-v0")
 
 
+@pytest.mark.usefixtures("probes_here")
 @pytest.mark.parametrize(
     ("env_kwargs", "place", "error"),
     [
@@ -249,6 +256,7 @@ def test_an_exception_is_shown_once_with_its_method_and_the_environments_own_lin
     assert text.count(error) == 1 and "probed_module.py" in text and PACKAGE not in text
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_findings_of_gymnasiums_checker_are_warnings(probed: str) -> None:
     said: list[str] = []
     probe("probed_module:Careless-v0", warn=said.append)
@@ -260,6 +268,7 @@ def test_findings_of_gymnasiums_checker_are_warnings(probed: str) -> None:
     assert said == []
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_wrappers_that_normalize_are_found_in_the_chain(probed: str) -> None:
     said: list[str] = []
     for name in ("single", "vectorized"):
@@ -378,6 +387,7 @@ def test_neither_processes_nor_files_outlive_the_one_that_asks(probed: str, tmp_
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_the_spec_says_whether_the_environment_takes_training_info(probed: str) -> None:
     assert probe("told_env:Told").takes_training_info
     assert not probe(probed).takes_training_info

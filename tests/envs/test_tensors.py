@@ -21,6 +21,8 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.tensors import ArraysOfTensors, TensorActions, TensorRows
 
+pytestmark = pytest.mark.usefixtures("probes_here")
+
 CPU = torch.device("cpu")
 VECTOR = Box(-1, 1, (3,), np.float64)
 NESTED = Dict({"a": VECTOR, "b": Tuple((Box(0, 255, (9, 9), np.uint8), MultiDiscrete([3, 2], start=[1, 0])))})

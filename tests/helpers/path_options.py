@@ -14,7 +14,7 @@ from asyncrl.config.flags import parse_options
 def check_users_folder(model: type[BaseModel], flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks that each path of these flags may begin with `~`."""
     monkeypatch.setenv("HOME", "/home/me")
-    needed: dict[str, Any] = {"runs": ["run"], "grids": ["grid.yaml"], "command": "trial"}
+    needed: dict[str, Any] = {"runs": ["run"], "grids": ["grid.yaml"], "words": ["trial", "run"]}
     needed = {name: value for name, value in needed.items() if name in model.model_fields}
     names = {field.alias or name: name for name, field in model.model_fields.items()}
     for given, meant in (("~/new/file", "/home/me/new/file"), ("~nobody-here/file", "~nobody-here/file"), ("a", "a")):

@@ -23,7 +23,6 @@ def spoiled(values: Any, how: str) -> Any:
         "stranger": lambda: {**values, "__all__": False},
         "missing": lambda: {agent: value for agent, value in values.items() if agent != second},
         "none": lambda: None,
-        "list": lambda: list(values.values()),
         "value_none": lambda: {**values, second: None},
         "value_array": lambda: {**values, second: np.zeros(2)},
     }[how]()

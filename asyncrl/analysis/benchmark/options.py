@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from asyncrl.analysis.benchmark.variants import Mode
-from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import option, option_flags, parse_options, split_flags
-from asyncrl.config.settings import all_settings, read_mapping
+from asyncrl.config.flags import option
+from asyncrl.config.settings import read_mapping
 from asyncrl.config.value_types import GivenPath, NonNegativeFloat, PositiveFloat
 from asyncrl.storage.locating import locate
 
@@ -40,17 +38,22 @@ _InferenceMode = Annotated[str, Field(pattern="^(auto|local|central)$")]
 _Counts = Annotated[tuple[Annotated[str, Field(pattern="^(auto|[1-9][0-9]*)$")], ...], _Split]
 
 
-class OwnOptions(BaseModel):
-    """The benchmark's own flags, and flags of training that it reads as lists; an empty list leaves the setting."""
+class BenchmarkOptions(BaseModel):
+    """The benchmark's own flags, and flags of training that it reads as lists; an empty list leaves the setting.
+
+    Attributes:
+        training: texts of the other flags of training, by name.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    training: dict[str, str] = {}
     output: GivenPath | None = option(
         None, "folder for runs, results, report and plots; a benchmark that it holds is continued [default bench/ENV]"
     )
     json_path: GivenPath | None = option(None, "file to write all figures to, in addition to the report", flag="json")
     modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = option(
-        ("sync", "async"),
+        (),
         "list of what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; "
         "hogwild with --backend=hogwild]",
         f"sync, async, sampling or hogwild{_A_LIST}",
@@ -95,81 +98,58 @@ class OwnOptions(BaseModel):
         """Whether the benchmark has runs with learning rate 0."""
         return self.measure_s > 0
 
-
-FLAGS = option_flags(OwnOptions)
-
-
-@dataclass(frozen=True)
-class BenchmarkOptions:
-    """Values of the command line.
-
-    Attributes:
-        own: the benchmark's own flags.
-        first_seed: first of the seeds, which follow one another.
-        learns: whether to train to `--train_for_env_steps` with the real settings, too.
-        train_flags: flags of training that every run gets.
-    """
-
-    own: OwnOptions
-    first_seed: int
-    learns: bool
-    train_flags: tuple[str, ...]
+    @property
+    def learns(self) -> bool:
+        """Whether to train to `--train_for_env_steps` with the real settings, too."""
+        return "train_for_env_steps" in self.training
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        return tuple(range(self.first_seed, self.first_seed + self.own.seeds))
+    def compared_modes(self) -> tuple[Mode, ...]:
+        """`modes`, or what is compared without the flag."""
+        return self.modes or (("hogwild",) if _chooses_hogwild(self.training) else ("sync", "async"))
+
+    @property
+    def seeds_of_rounds(self) -> range:
+        """Seeds of the measurements, which follow one another."""
+        first = int(self.training.get("seed", "0"))
+        return range(first, first + self.seeds)
+
+    @property
+    def train_flags(self) -> tuple[str, ...]:
+        """Flags of training that every run gets. Their values are checked later, with the rest of their run."""
+        given: dict[str, object] = {"config": self.config, "preset": self.preset}
+        if self.from_run is not None:
+            given = {"config": self.from_run / "config.yaml", "preset": "none"}
+            # A run that has no unit of actions among its settings acts in the environment's own.
+            if "action_unit" not in read_mapping(self.from_run / "config.yaml"):
+                given["action_unit"] = "raw"
+        given |= {name: text for name, text in self.training.items() if name not in ("backend", "seed")}
+        return tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
 
 
-def read_options(argv: Sequence[str]) -> BenchmarkOptions:
-    """Reads the command line. Values of training flags are checked later, with the rest of their run.
-
-    Raises:
-        UsageError: every problem of the command line, one line each.
-    """
-    settings = all_settings()
-    texts, wrong = split_flags(argv, settings, FLAGS)
-    problems = [str(problem) for problem in wrong]
-    problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in texts if name in INSTEAD]
-    if texts.get("backend") == "hogwild" or texts.get("algo") == "a3c":
-        if "backend" in texts and "modes" in texts:
-            problems.append("--backend=hogwild means --modes=hogwild: give only one of them.")
-        texts.setdefault("modes", "hogwild")
-    names = {flag.name for flag in FLAGS}
-    own, refused = parse_options(OwnOptions, {name: text for name, text in texts.items() if name in names})
-    problems += refused
-    seed = texts.get("seed", "0")
-    if not seed.isdigit():
-        problems.append(f"--seed={seed} is not possible: expected a whole number, the first seed.")
-    learns = "train_for_env_steps" in texts
-    if own is not None:
-        problems += _contradictions(own, learns, texts)
-    if problems or own is None:
-        raise UsageError(*problems)
-    own_names = names - {"config", "preset"} | {"backend", "seed"}
-    passed = [f"--{name}={text}" for name, text in texts.items() if name not in own_names]
-    if own.from_run is not None:
-        path = own.from_run / "config.yaml"
-        # A run that has no unit of actions among its settings acts in the environment's own.
-        unit = [] if "action_unit" in read_mapping(path) else ["--action_unit=raw"]
-        passed = [f"--config={path}", "--preset=none", *unit, *passed]
-    return BenchmarkOptions(own, int(seed), learns, tuple(passed))
+def find_problems(given: Mapping[str, Any], options: BenchmarkOptions | None) -> Iterator[str]:
+    """A sentence for each contradiction in what is given; `options` is None if one is refused."""
+    training: dict[str, str] = given["training"]
+    if _chooses_hogwild(training) and "backend" in training and "modes" in given:
+        yield "--backend=hogwild means --modes=hogwild: give only one of them."
+    if not (seed := training.get("seed", "0")).isdigit():
+        yield f"--seed={seed} is not possible: expected a whole number, the first seed."
+    if options is None:
+        return
+    if options.from_run is None and "env" not in training and options.config is None:
+        yield "--env is required: give the environment to measure with, such as --env=Humanoid-v5."
+    if options.thresholds and not options.learns:
+        yield "--thresholds needs runs that learn: give --train_for_env_steps=N."
+    if not options.learns and not options.measures_throughput:
+        yield "--measure_s=0 leaves nothing to measure: give --train_for_env_steps=N too."
+    if options.from_run is not None:
+        if options.learns or not options.measures_throughput:
+            yield "--from_run measures throughput only: leave out --train_for_env_steps and give --measure_s."
+        if options.config is not None or options.preset is not None:
+            yield "--from_run takes the settings of that run: leave out --config and --preset."
+        if not (options.from_run / "config.yaml").is_file():
+            yield f"--from_run={options.from_run} is not the folder of a run: it has no config.yaml."
 
 
-def _contradictions(own: OwnOptions, learns: bool, texts: Mapping[str, str]) -> list[str]:
-    problems = []
-    if own.from_run is None and "env" not in texts and own.config is None:
-        problems.append("--env is required: give the environment to measure with, such as --env=Humanoid-v5.")
-    if own.thresholds and not learns:
-        problems.append("--thresholds needs runs that learn: give --train_for_env_steps=N.")
-    if not learns and not own.measures_throughput:
-        problems.append("--measure_s=0 leaves nothing to measure: give --train_for_env_steps=N too.")
-    if own.from_run is not None:
-        if learns or not own.measures_throughput:
-            problems.append(
-                "--from_run measures throughput only: leave out --train_for_env_steps and give --measure_s."
-            )
-        if own.config is not None or own.preset is not None:
-            problems.append("--from_run takes the settings of that run: leave out --config and --preset.")
-        if not (own.from_run / "config.yaml").is_file():
-            problems.append(f"--from_run={own.from_run} is not the folder of a run: it has no config.yaml.")
-    return problems
+def _chooses_hogwild(training: Mapping[str, str]) -> bool:
+    return training.get("backend") == "hogwild" or training.get("algo") == "a3c"

@@ -66,7 +66,7 @@ class Benchmark:
     @property
     def output(self) -> Path:
         """Folder of all files; by default one for each environment."""
-        return self.options.own.output or Path("bench") / as_folder_name(self.config.env_id)
+        return self.options.output or Path("bench") / as_folder_name(self.config.env_id)
 
     @property
     def results_file(self) -> Path:
@@ -80,20 +80,19 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     Raises:
         UsageError: a variant cannot run, or the run of --from_run has no checkpoint.
     """
-    own = options.own
-    checkpoint = None if own.from_run is None else checkpoints.latest(own.from_run / "checkpoints")
-    if own.from_run is not None and checkpoint is None:
-        raise UsageError(f"--from_run={own.from_run} has no checkpoint yet: let it train until it has saved one.")
+    checkpoint = None if options.from_run is None else checkpoints.latest(options.from_run / "checkpoints")
+    if options.from_run is not None and checkpoint is None:
+        raise UsageError(f"--from_run={options.from_run} has no checkpoint yet: let it train until it has saved one.")
     protocol = _protocol(options, checkpoint)
-    most_ranks = max(own.num_ranks)
+    most_ranks = max(options.num_ranks)
     variants: dict[Variant, preflight.Preflight] = {}
     lists = {
-        "inference_mode": own.inference_modes,
-        "num_workers": own.num_workers,
-        "num_envs_per_worker": own.num_envs_per_worker,
+        "inference_mode": options.inference_modes,
+        "num_workers": options.num_workers,
+        "num_envs_per_worker": options.num_envs_per_worker,
     }
     choices = [[f"--{name}={value}" for value in values] for name, values in lists.items() if values]
-    for flags, mode in itertools.product(itertools.product(*choices), own.modes):
+    for flags, mode in itertools.product(itertools.product(*choices), options.compared_modes):
         checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags), most_ranks)
         plan = checked.plan
         if (plan.hogwild is not None) != (mode == "hogwild"):
@@ -102,11 +101,11 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
             )
         layout = Layout(plan.num_workers, plan.num_envs_per_worker)
         threads = plan.learner_threads if most_ranks > 1 else None
-        for num_ranks in own.num_ranks:
+        for num_ranks in options.num_ranks:
             variants.setdefault(Variant(mode, plan.inference_mode, layout, num_ranks, threads), checked)
     first = next(iter(variants.values()))
     is_vectorized = first.spec is not None and first.spec.is_vectorized
-    tasks = ordered_tasks(list(variants), options.seeds, protocol)
+    tasks = ordered_tasks(list(variants), options.seeds_of_rounds, protocol)
     return Benchmark(options, first.config, tuple(variants), tuple(tasks), protocol, checkpoint, is_vectorized)
 
 
@@ -134,16 +133,16 @@ def _carry_out(benchmark: Benchmark, results: dict[Task, Entry], failures: dict[
     todo = [task for task in benchmark.tasks if task not in results]
     if kept := len(benchmark.tasks) - len(todo):
         say(f"{kept} of {len(benchmark.tasks)} measurements were made before and are kept")
-    own = benchmark.options.own
+    options = benchmark.options
     layouts = layouts_of(benchmark.variants)
     workshop = Workshop(
         output=benchmark.output,
         config=benchmark.config,
         layouts={str(layout): layout for layout in layouts},
-        warm_up_s=own.warm_up_s,
-        measure_s=own.measure_s,
-        simulate_s=own.simulate_s,
-        episodes=own.episodes,
+        warm_up_s=options.warm_up_s,
+        measure_s=options.measure_s,
+        simulate_s=options.simulate_s,
+        episodes=options.episodes,
         recording=_record(benchmark, layouts, say) if todo else None,
         is_vectorized=benchmark.is_vectorized,
     )
@@ -172,7 +171,7 @@ def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path | Non
     if benchmark.checkpoint is None:
         return None
     num_envs = max(layout.num_workers * layout.num_envs_per_worker for layout in layouts)
-    num_steps = benchmark.options.own.record_steps
+    num_steps = benchmark.options.record_steps
     path = benchmark.output / f"recording_{benchmark.checkpoint.name}_{num_envs}x{num_steps}.npz"
     if not path.exists():
         say(f"recording {num_steps} steps of {num_envs} environments with the policy of {benchmark.checkpoint}")
@@ -181,14 +180,14 @@ def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path | Non
 
 
 def _write_report(benchmark: Benchmark, results: dict[Task, Entry], failures: dict[Task, str], say: Say) -> None:
-    own, config, output = benchmark.options.own, benchmark.config, benchmark.output
+    options, config, output = benchmark.options, benchmark.config, benchmark.output
     measured = {task: results[task] for task in benchmark.tasks if task in results}
     about = {
         "env": config.env_id,
         "policy": str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
-        "thresholds": own.thresholds,
-        "warm_up_s": own.warm_up_s,
-        "measure_s": own.measure_s,
+        "thresholds": options.thresholds,
+        "warm_up_s": options.warm_up_s,
+        "measure_s": options.measure_s,
         "updates_per_dataset": config.num_epochs * config.num_batches_per_epoch,
         "code": sorted({entry["code"] for entry in measured.values()}),
         "provenance": {**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
@@ -201,16 +200,16 @@ def _write_report(benchmark: Benchmark, results: dict[Task, Entry], failures: di
     for each in found.mode_comparisons:
         steps, seconds = (cell(figure, digits(2)) for figure in (each["env_steps"], each["seconds"]))
         say(f"{each['variant'].name} to {each['threshold']:g}, divided by sync: steps {steps}, seconds {seconds}")
-    for path in filter(None, (output / "benchmark.json", own.json_path)):
+    for path in filter(None, (output / "benchmark.json", options.json_path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
-    own, passed = options.own, options.train_flags
+    passed = options.train_flags
     throughput = learning = None
     common = ("--report_every_s=1", "--with_tensorboard=False", "--profile=True")
-    if own.measures_throughput:
+    if options.measures_throughput:
         throughput = (
             *(flag for flag in passed if not flag.startswith("--train_for_env_steps=")),
             *(() if checkpoint is None else (f"--init_from={checkpoint}",)),
@@ -218,16 +217,21 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
             "--lr_schedule=constant",
             *("--eval_every_env_steps=none", "--video_every_env_steps=none", "--save_best_metric=auto"),
             f"--train_for_env_steps={_ENDLESS_STEPS}",
-            f"--train_for_seconds={own.warm_up_s + own.measure_s + _START_ALLOWANCE_S:g}",
+            f"--train_for_seconds={options.warm_up_s + options.measure_s + _START_ALLOWANCE_S:g}",
             *common,
         )
     if options.learns:
         learning = (*passed, *common)
     return Protocol(
-        simulation=(*passed, f"simulate_s={own.simulate_s:g}", f"policy={checkpoint}", f"steps={own.record_steps}"),
+        simulation=(
+            *passed,
+            f"simulate_s={options.simulate_s:g}",
+            f"policy={checkpoint}",
+            f"steps={options.record_steps}",
+        ),
         throughput=throughput,
         learning=learning,
-        conditions=(f"warm_up_s={own.warm_up_s:g}", f"episodes={own.episodes}", *settings_of_files(options)),
+        conditions=(f"warm_up_s={options.warm_up_s:g}", f"episodes={options.episodes}", *settings_of_files(options)),
     )
 
 
@@ -237,7 +241,7 @@ def settings_of_files(options: BenchmarkOptions) -> tuple[str, ...]:
     They belong to the conditions of a measurement: the file that a flag names may change.
     """
     found: set[str] = set()
-    for mode in options.own.modes:  # the preset depends on the backend
+    for mode in options.compared_modes:  # the preset depends on the backend
         loaded = load((*options.train_flags, *mode_flags(mode)), lenient=True)
         names = [name for name, origin in loaded.origins.items() if origin.startswith(("preset ", "file "))]
         found.update(f"{name}={getattr(loaded.config, name)!r}" for name in names)

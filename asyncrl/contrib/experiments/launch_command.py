@@ -9,9 +9,9 @@ After a stop, the same command continues: finished runs are not repeated, others
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
@@ -69,8 +69,8 @@ class _LaunchCommand(Command[_Options]):
         num_grids = 1 if arguments and not arguments[0].startswith("--") else 0
         return arguments[:num_grids], arguments[num_grids:]
 
-    def problems(self, words: Sequence[str], options: _Options | None) -> Iterator[str]:
-        if not words:
+    def problems(self, given: Mapping[str, Any], options: _Options | None) -> Iterator[str]:
+        if not given["grids"]:
             yield "No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml."
 
     def run(self, options: _Options) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +19,9 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
 
 from asyncrl.commands.runner import Command
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, help_page, option, option_flags, parse_options, split_flags
+from asyncrl.config.flags import ExtraFlag, help_page, option
 from asyncrl.config.loading import load
-from asyncrl.config.settings import all_settings, read_mapping
+from asyncrl.config.settings import read_mapping
 from asyncrl.contrib.experiments.board import Board
 from asyncrl.contrib.experiments.objective import Kind, Objective
 from asyncrl.contrib.experiments.runs import as_flag
@@ -52,6 +52,7 @@ _FILE_FLAGS = (
 
 
 class _Options(BaseModel):
+    training: dict[str, str] = {}
     study: str | None = option(None, "name of the study's folder in train_dir (required)")
     train_dir: str = option(TRAIN_DIR, "folder that holds the study's folder [default train_dir]")
     space: str = option(
@@ -81,7 +82,7 @@ class _Options(BaseModel):
     final_seeds: PositiveInt = option(3, "fresh seeds of each of them, and of the default settings [default 3]")
 
 
-class _SweepCommand(Command[tuple[_Options, dict[str, str]]]):
+class _SweepCommand(Command[_Options]):
     """Its exit code is 1 if no trial was completed."""
 
     usage = "python -m asyncrl.sweep --study=NAME --env=ID"
@@ -100,59 +101,46 @@ class _SweepCommand(Command[tuple[_Options, dict[str, str]]]):
     instead = INSTEAD
     if_stopped = "Stopped. The same command continues the study."
 
-    def flags(self) -> tuple[ExtraFlag, ...]:
-        return (*super().flags(), *_FILE_FLAGS)
+    def flags(self, arguments: Sequence[str]) -> tuple[ExtraFlag, ...]:
+        return (*super().flags(arguments), *_FILE_FLAGS)
 
     def help(self, arguments: Sequence[str], page: str = "all") -> str | None:
         page_or_none = help_page(arguments)
         return None if page_or_none is None else super().help(["--help"], page_or_none)
 
-    def read(self, arguments: Sequence[str]) -> tuple[_Options, dict[str, str]]:
-        """The sweep's own options, and the texts of the flags of training."""
-        texts, wrong = split_flags(arguments, all_settings(), self.flags())
-        own = {flag.name for flag in option_flags(_Options)}
-        options, refused = parse_options(_Options, {name: text for name, text in texts.items() if name in own})
-        problems = [str(problem) for problem in wrong] + refused
-        problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in texts if name in INSTEAD]
-        if options is not None:
-            if options.study is None:
-                problems.append("--study is required: give the study a name, such as --study=my_search.")
-            needs_threshold = options.objective.endswith("_to_threshold")
-            if needs_threshold and options.threshold is None:
-                problems.append(f"--objective={options.objective} needs a return to reach: give --threshold=NUMBER.")
-        if problems or options is None:
-            raise UsageError(*problems)
-        return options, {name: text for name, text in texts.items() if name not in own}
+    def problems(self, given: Mapping[str, Any], options: _Options | None) -> Iterator[str]:
+        if options is None:
+            return
+        if options.study is None:
+            yield "--study is required: give the study a name, such as --study=my_search."
+        if options.objective.endswith("_to_threshold") and options.threshold is None:
+            yield f"--objective={options.objective} needs a return to reach: give --threshold=NUMBER."
 
-    def run(self, options: tuple[_Options, dict[str, str]]) -> int:
-        return _sweep(*options)
-
-
-def _sweep(options: _Options, texts: dict[str, str]) -> int:
-    assert options.study is not None
-    require_optuna(options.sampler)
-    folder = checked_run_path(options.train_dir, options.study)
-    sweep = Sweep(
-        folder,
-        _definition(options, texts, folder),
-        num_trials=options.num_trials,
-        num_core_sets=options.slots,
-        num_finalists=options.final_best,
-        num_final_seeds=options.final_seeds,
-    )
-    start_dropping_unread_output()
-    with Board() as board:
-        outcome = sweep.run(
-            board.say, lambda runs: board.show(f"{len(runs)} runs", [(run, "training") for run in runs])
+    def run(self, options: _Options) -> int:
+        assert options.study is not None
+        require_optuna(options.sampler)
+        folder = checked_run_path(options.train_dir, options.study)
+        sweep = Sweep(
+            folder,
+            _definition(options, options.training, folder),
+            num_trials=options.num_trials,
+            num_core_sets=options.slots,
+            num_finalists=options.final_best,
+            num_final_seeds=options.final_seeds,
         )
-    if outcome == "continued elsewhere":
+        start_dropping_unread_output()
+        with Board() as board:
+            outcome = sweep.run(
+                board.say, lambda runs: board.show(f"{len(runs)} runs", [(run, "training") for run in runs])
+            )
+        if outcome == "continued elsewhere":
+            return 0
+        print((folder / "results.md").read_text(encoding="utf-8"), flush=True)
+        if outcome == "no complete trial":
+            print("error: No trial was completed, so the sweep has found no settings.", file=sys.stderr)
+            return 1
+        print(f"results: {folder / 'results.md'}; best settings: {folder / BEST}", flush=True)
         return 0
-    print((folder / "results.md").read_text(encoding="utf-8"), flush=True)
-    if outcome == "no complete trial":
-        print("error: No trial was completed, so the sweep has found no settings.", file=sys.stderr)
-        return 1
-    print(f"results: {folder / 'results.md'}; best settings: {folder / BEST}", flush=True)
-    return 0
 
 
 def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Definition:

@@ -7,8 +7,9 @@ RUN is a run's folder or its name in train_dir; the run may still be training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -37,8 +38,8 @@ class _Report(Command[_Options]):
     model = _Options
     words = "runs"
 
-    def problems(self, words: Sequence[str], options: _Options | None) -> Iterator[str]:
-        if not words:
+    def problems(self, given: Mapping[str, Any], options: _Options | None) -> Iterator[str]:
+        if not given["runs"]:
             yield "No run was given: give at least one, by its folder's path or its name in train_dir."
 
     def run(self, options: _Options) -> int:

@@ -130,7 +130,7 @@ class SimulatorEvaluation(EvaluationWorker):
     def _begin(self) -> None:
         self._num_requests = self._control.num_evaluations
         self._news = self._team.read()
-        self._schedule.note(self._news)
+        self._schedule.record(self._news)
         self._model.load_state_dict(self._policy.model.state_dict())
         self._num_ended.zero_()
         self._num_steps, self._started = 0, time.monotonic()
