@@ -219,13 +219,15 @@ class GlobalClock:
         control = self._control
         return control.stop_requested or control.must_finish or self.env_steps >= self._most
 
-    def unused_steps(self, worker_idx: int) -> int:
-        """Returns the steps of a worker that were neither trained on nor counted as dropped (that worker)."""
-        return self._control.collected_steps(worker_idx) - int(self._used_steps[worker_idx])
+    def use_steps(self, worker_idx: int) -> int:
+        """Notes that all steps of a worker were trained on or are counted as dropped (that worker).
 
-    def mark_steps_used(self, worker_idx: int) -> None:
-        """Notes that all steps of a worker were trained on or counted as dropped (that worker)."""
-        self._used_steps[worker_idx] = self._control.collected_steps(worker_idx)
+        Returns the steps since the last call.
+        """
+        collected = self._control.collected_steps(worker_idx)
+        num_unused = collected - int(self._used_steps[worker_idx])
+        self._used_steps[worker_idx] = collected
+        return num_unused
 
     def finish(self, worker_idx: int) -> None:
         """Notes that a worker has no unfinished rollout or update any more (that worker)."""

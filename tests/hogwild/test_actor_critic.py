@@ -36,7 +36,7 @@ from asyncrl.models.sizes import trained_sizes
 from asyncrl.modes.hogwild import roles as hogwild_roles
 from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.parameter_server import ParameterServer
-from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
+from asyncrl.modes.hogwild.roles import HogwildRoles, build_parameter_server
 from asyncrl.modes.hogwild.storage import Copies
 from asyncrl.observers.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
@@ -64,17 +64,19 @@ class Pair:
     def __init__(self, hyperparameters: Hyperparameters | None = None, **settings: Any) -> None:
         config = TrainConfig(**{**SETTINGS, **settings})
         plan = resolve(config, Machine(cores=2))
-        assert plan.hogwild is not None
         self.setup = RunSetup.create(config, plan, PROBE, Path("unused"), hyperparameters=hyperparameters)
         self.wakers = [Waker() for _ in range(3)]
-        self.server: ParameterServer = build_parameter_server(
-            self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
-        )
-        self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
+        self.server: ParameterServer = build_parameter_server(self.setup, self.wakers[0], self.wakers[1:], PhaseTimer())
+        self.workers = [self.new_worker(idx) for idx in range(2)]
         self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
         if not config.is_off_policy:
             self.shared.value += np.linspace(-0.5, 0.5, len(self.shared.value))  # a new critic says 0 everywhere
             self.server._publish()
+
+    def new_worker(self, worker_idx: int, **changes: Any) -> Any:
+        """A worker, of the setup with these changes."""
+        setup = dataclasses.replace(self.setup, **changes)
+        return HogwildRoles().worker(setup, worker_idx, self.wakers[:1], None)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -305,14 +307,11 @@ def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_mean
 
 def test_the_steps_of_a_worker_that_died_are_reported_as_dropped_by_its_successor() -> None:
     pair = Pair()
-    worker, plan = pair.workers[0], pair.setup.plan.hogwild
-    assert plan is not None
-    worker.poll()
-    worker._clock.mark_steps_used(0)
-    worker.count_steps(7)  # of a rollout that it does not finish
-    successor = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    pair.workers[0].poll()
+    pair.setup.control.count_steps(0, 7)  # of a rollout that it does not finish
+    successor = pair.new_worker(0)
     assert successor.report().failures.num_dropped == 7
-    third = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    third = pair.new_worker(0)
     assert third.report().failures.num_dropped == 0
     for each in (successor, third):
         each.close()
@@ -447,7 +446,7 @@ def test_the_parameter_server_of_a_resumed_run_changes_no_value(tmp_path: Path, 
 
     resumed = RunSetup.create(pair.setup.config, pair.setup.plan, PROBE, Path("unused"), path)
     waker = Waker()
-    build_parameter_server(resumed, pair.setup.plan.hogwild, waker, [], PhaseTimer())
+    build_parameter_server(resumed, waker, [], PhaseTimer())
     torch.testing.assert_close(values(resumed), values(pair.setup))
     assert ReturnUnits(resumed.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
     waker.close()
@@ -684,11 +683,7 @@ def test_a_worker_acts_at_random_until_its_first_update_whatever_the_policy_says
 
 def test_each_worker_and_each_resumption_draws_random_numbers_of_its_own() -> None:
     pair = Pair(**SAC)
-    plan = pair.setup.plan.hogwild
-    assert plan is not None
-    resumed = dataclasses.replace(pair.setup, first_env_steps=1000)
-    again = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
-    third = build_hogwild_worker(resumed, plan, 0, pair.wakers[0])
+    again, third = pair.new_worker(0), pair.new_worker(0, first_env_steps=1000)
 
     def drawn(worker: Any) -> tuple[Any, ...]:
         generators = worker._sampler.generator, worker._learner._generator
@@ -749,7 +744,7 @@ def test_each_worker_has_its_networks_on_its_own_device(settings: dict[str, Any]
     plan = pair.setup.plan.hogwild
     assert plan is not None
     two = dataclasses.replace(plan, devices=("cpu", "cpu:0"))  # the same memory by two names
-    workers: list[Any] = [build_hogwild_worker(pair.setup, two, idx, pair.wakers[0]) for idx in range(2)]
+    workers = [pair.new_worker(idx, plan=dataclasses.replace(pair.setup.plan, hogwild=two)) for idx in range(2)]
     assert [str(worker._learner.device) for worker in workers] == ["cpu", "cpu:0"]
     for worker in workers:
         worker.close()
