@@ -89,7 +89,6 @@ def test_a_slot_is_handed_over_when_its_last_row_has_a_value_and_not_before() ->
     assert (run.slots.state(4), run.ready.pop_all(), run.learner.count) == (SlotState.READY, [4], 1)
     run.slots.take(4)
     assert run.splits[2].place is None
-    assert not run.splits[2].can_advance
 
 
 def test_slots_granted_together_are_filled_one_after_the_other() -> None:

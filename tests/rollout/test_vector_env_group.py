@@ -15,10 +15,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
 from probe_envs import Sentinel
-from small_runs import planned, small_arena
+from small_runs import new_recovery
 from unavoidable import needs_envpool
 
-from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -26,7 +25,7 @@ from asyncrl.envs.factory import check_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec, spec_of_spaces
-from asyncrl.rollout.failures import FailureLog, Recovery, WrongObservation
+from asyncrl.rollout.failures import WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup, row_flags
 
 NUM_ENVS, ROLLOUT = 3, 60
@@ -52,10 +51,7 @@ class Filled:
             self.made.append(make_run_vector_env(config, NUM_ENVS))
             return self.made[-1]
 
-        plan = planned(num_workers=1, num_envs_per_worker=NUM_ENVS)
-        self.control = RunControl(small_arena(plan)[0], 1)
-        recovery = Recovery(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", new_recovery(make))
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -149,10 +145,7 @@ def test_the_final_observation_of_a_terminated_episode_may_be_no_number(
 ) -> None:
     env = SyncVectorEnv([lambda: Exploding(when), lambda: Exploding("never")], autoreset_mode=mode)
     spec = spec_of_spaces(env.single_observation_space, env.single_action_space, "Exploding", None)
-    control = RunControl(small_arena(planned())[0], 1)
-    control.has_finished_episode = True
-    recovery = Recovery(FailureLog(0, TrainConfig(), control), lambda: env, lambda env_idx, steps: steps)
-    group = VectorEnvGroup(env, 7, 0, spec, "raw", recovery)
+    group = VectorEnvGroup(env, 7, 0, spec, "raw", new_recovery(lambda: env))
     obs = np.empty((2, 2), np.float32)
     group.reset(obs)
     valid = []
@@ -376,11 +369,8 @@ class Renewed:
             self.made.append(sentinels(mode, False, False))
             return self.made[-1]
 
-        control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=NUM_SENTINELS))[0], 1)
-        control.has_finished_episode = True
-        recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
         spec = read_spec(NumberedSentinel(0), "Sentinels")
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", new_recovery(make))
         self.obs = np.empty((NUM_SENTINELS, 3), np.float32)
         self.group.reset(self.obs)
         self.num_rows = np.zeros(NUM_SENTINELS, int)  # valid ones of each one's episode

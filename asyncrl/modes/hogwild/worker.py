@@ -46,7 +46,7 @@ _SLOT = 0
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What every worker needs; `arena` is its private memory, its networks are on `device`, and `seed` is for actions."""
+    """What every worker needs. `arena` is its private memory, its networks are on `device`, `seed` is for actions."""
 
     worker_idx: int
     control: RunControl
@@ -165,7 +165,7 @@ class HogwildTrajectoryWorker(HogwildWorker):
         self.phases.charge(Phase.FETCH)
         self._split.begin()
         while self._split.place is not None:
-            self.count_steps(self._split.advance())
+            self._control.count_steps(self.worker_idx, self._split.advance())
             if self._control.ended:
                 self._split.group.note_dropped(self._clock.use_steps(self.worker_idx))
                 return None
@@ -222,7 +222,7 @@ class HogwildSacWorker(HogwildWorker):
         self._limiter.release()
         if not self._split.begin():
             return WAIT_S
-        self.count_steps(self._split.advance())
+        self._control.count_steps(self.worker_idx, self._split.advance())
         self.phases.charge(Phase.OTHER)
         return 0.0
 

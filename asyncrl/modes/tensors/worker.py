@@ -141,7 +141,7 @@ class DeviceWorker(RolloutWorkerBase):
         if not is_finite:
             raise self._group.not_finite()
         self._num_valid += counts[0]
-        self.count_steps(counts[0])
+        self._control.count_steps(0, counts[0])
         self._group.record_ends(ends, counts[1])
         self.phases.charge(Phase.OTHER)
 
@@ -202,7 +202,7 @@ class DeviceReplayWorker(RolloutWorkerBase):
         rows.valid[:] = flags[: replay.num_envs]
         num_steps = int(rows.valid.sum())
         replay.publish(0, num_steps)
-        self.count_steps(num_steps)
+        self._control.count_steps(0, num_steps)
         self._group.record_ends([step.ends], int(flags[replay.num_envs : -1].sum()))
         self.phases.charge(Phase.STEP)
         return 0.0
