@@ -100,15 +100,15 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 def versions_of(worker: Any) -> set[float]:
     """What the first weight was at each row of the worker's next rollout."""
     seen = set()
-    request = worker._split._actions.request
+    request = worker._split.actions.request
 
     def looking_request(*args: Any) -> None:
         seen.add(float(worker._learner.model.heads[0][0].detach()[0, 0]))
         request(*args)
 
-    worker._split._actions.request = looking_request
+    worker._split.actions.request = looking_request
     worker.poll()
-    worker._split._actions.request = request
+    worker._split.actions.request = request
     return seen
 
 

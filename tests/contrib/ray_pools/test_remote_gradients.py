@@ -15,12 +15,13 @@ from small_runs import BOX, CountingWaker, planned
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
-from asyncrl.buffers.shared_tensors import GlobalClock, SharedMoments, SharedTensor, WorkerStates
+from asyncrl.buffers.shared_tensors import GlobalClock, SharedMoments, SharedTensor
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import PLACES_OF_A_WORKER as PLACES
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools.batches import SentGradients
 from asyncrl.contrib.ray_pools.sent_gradients import GradientReceiver, GradientSender
+from asyncrl.contrib.ray_pools.worker_states import WorkerStates
 from asyncrl.models.sizes import SharedSizes
 from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
