@@ -86,13 +86,18 @@ class Pair:
         self.setup.arena.close()
 
 
-@pytest.fixture(params=["shared", "shared, copied", "synced"])
-def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In each mode in which workers step; "copied" is what workers do whose networks are on another device."""
-    mode, _, is_copied = request.param.partition(", ")
+def pair_in(mode: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pair:
+    """A pair in a mode; "shared, copied" is what workers do whose networks are on another device."""
+    mode, _, is_copied = mode.partition(", ")
     if is_copied:
         monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
-    found = Pair(hogwild_mode=mode)
+    return Pair(hogwild_mode=mode, **settings)
+
+
+@pytest.fixture(params=["shared", "shared, copied", "synced"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In each mode in which workers step."""
+    found = pair_in(request.param, monkeypatch)
     yield found
     found.close()
 
@@ -196,17 +201,6 @@ def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) 
     torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-4)
 
 
-def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
-    pair = Pair(normalize_input=True)
-    SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
-    worker: Any = pair.workers[0]
-    worker._learner.begin()
-    model = worker._learner.model
-    torch.testing.assert_close(model.obs_mean, torch.tensor([3.0, -1.0]))
-    torch.testing.assert_close(model.obs_std, torch.tensor([2.0, 3.0]), atol=1e-4, rtol=1e-4)
-    pair.close()
-
-
 @pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
 def test_the_server_finds_the_returns_of_a_rollout_in_the_statistics_of_all(mode: str) -> None:
     pair = Pair(hogwild_mode=mode)
@@ -249,10 +243,7 @@ def move_units_at_each_step(pair: Pair, worker: Any) -> None:
 def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mode, _, is_copied = mode.partition(", ")
-    if is_copied:
-        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
-    pair = Pair(hogwild_mode=mode, num_gradients_to_combine=1)
+    pair = pair_in(mode, monkeypatch, num_gradients_to_combine=1)
     num_trained = 0
     updates = HogwildActorCritic.updates
 
@@ -560,10 +551,7 @@ def gradient_of_ppo(pair: Pair, weights: torch.Tensor, units: tuple[float, float
 def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted_whoever_moved_them(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mode, _, is_copied = mode.partition(", ")
-    if is_copied:
-        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
-    pair = Pair(**PPO, hogwild_mode=mode, num_gradients_to_combine=1, normalize_returns=False)
+    pair = pair_in(mode, monkeypatch, **PPO, num_gradients_to_combine=1, normalize_returns=False)
     worker: Any = pair.workers[0]
     learner, other = worker._learner, pair.workers[1]
     finish_rollout(pair, worker)
@@ -572,10 +560,8 @@ def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted
 
     def step_after_others(batch: Any, learning_rate: float) -> Any:
         finish_rollout(pair, other)
-        pulled_before = not steps and mode != "shared"
-        weights = learner._flat.data.clone() if pulled_before else torch.from_numpy(pair.shared.value.copy())
-        if is_copied and not steps:
-            weights = learner._flat.data.clone()  # the first step is at the copy that has acted
+        is_at_copy = not steps and mode != "shared"  # the first step is at the copy that has acted
+        weights = learner._flat.data.clone() if is_at_copy else torch.from_numpy(pair.shared.value.copy())
         figures, log_ratio = take_step(batch, learning_rate)
         valid = torch.from_numpy(worker._slots.valid[0])
         stored = torch.from_numpy(worker._slots.log_prob[0])[valid]
@@ -589,7 +575,7 @@ def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted
     finish_rollout(pair, worker)
     assert len(steps) == 3
     assert min(steps[1:]) > 1e-3, "others have moved the weights away from the policy that acted"
-    assert (steps[0] < 1e-5) == (mode != "shared" or is_copied != ""), "a first step is at the copy that has acted"
+    assert (steps[0] < 1e-5) == (mode != "shared"), "a first step is at the copy that has acted"
     pair.close()
 
 
@@ -721,7 +707,9 @@ def test_a_synced_worker_of_sac_acts_with_networks_that_only_its_own_updates_ref
     [("shared", {}), ("synced", {}), ("gradients", {}), ("shared", SAC), ("synced", SAC)],
     ids=["shared-a2c", "synced-a2c", "gradients-a2c", "shared-sac", "synced-sac"],
 )
-def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, settings: dict[str, Any]) -> None:
+def test_common_statistics_of_observations_are_published_and_begin_a_rollout(
+    mode: str, settings: dict[str, Any]
+) -> None:
     pair = Pair(**settings, normalize_input=True, hogwild_mode=mode)
     SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
     pair.server._refresh()
@@ -729,10 +717,9 @@ def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, s
     model, block = pair.server._learner.model, torch.empty(pair.server._learner.block_size)
     WeightsChannel(pair.setup.arena).read(block.numpy(), 0)
     found = [model.statistics, block[-len(model.statistics) :]]
-    if mode == "gradients":  # its workers have no statistics but the published ones
-        worker: Any = pair.workers[0]
-        worker._learner.begin()
-        found.append(worker._learner.model.statistics)
+    if not settings:  # a rollout begins with them
+        pair.workers[0]._learner.begin()
+        found.append(pair.workers[0]._learner.model.statistics)
     for statistics in found:
         torch.testing.assert_close(statistics[:4], torch.tensor([3.0, -1.0, 2.0, 3.0]), atol=1e-4, rtol=1e-4)
     pair.close()

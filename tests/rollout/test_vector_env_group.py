@@ -71,9 +71,8 @@ class Filled:
 
 
 @pytest.mark.parametrize("backend", ["gym_vector", pytest.param("envpool", marks=needs_envpool)])
-@pytest.mark.parametrize("max_episode_steps", [500, 6])
-def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode_steps: int, backend: str) -> None:
-    run = Filled(num_slots=2, max_episode_steps=max_episode_steps, backend=backend)
+def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(backend: str) -> None:
+    run = Filled(num_slots=2, max_episode_steps=20, backend=backend)
     single = gymnasium.make("CartPole-v1").unwrapped
     done_before = np.zeros(NUM_ENVS, bool)
     for slot in range(2):
@@ -93,7 +92,7 @@ def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode
                 assert run.terminated[slot, row, env] == terminated
             done_before = run.terminated[slot, row] | run.truncated[slot, row]
         assert not (run.terminated & run.truncated).any()
-    assert (run.truncated.any(), run.terminated.any()) == ((True, False) if max_episode_steps == 6 else (False, True))
+    assert run.truncated.any() and run.terminated.any()
     assert run.num_steps == run.valid.sum()
     episodes = run.group.take_episodes()
     assert len(episodes) == (run.terminated | run.truncated).sum()
