@@ -71,8 +71,9 @@ class Filled:
 
 
 @pytest.mark.parametrize("backend", ["gym_vector", pytest.param("envpool", marks=needs_envpool)])
-def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(backend: str) -> None:
-    run = Filled(num_slots=2, max_episode_steps=20, backend=backend)
+@pytest.mark.parametrize("max_episode_steps", [500, 6])
+def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode_steps: int, backend: str) -> None:
+    run = Filled(num_slots=2, max_episode_steps=max_episode_steps, backend=backend)
     single = gymnasium.make("CartPole-v1").unwrapped
     done_before = np.zeros(NUM_ENVS, bool)
     for slot in range(2):
@@ -92,7 +93,7 @@ def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(backend: st
                 assert run.terminated[slot, row, env] == terminated
             done_before = run.terminated[slot, row] | run.truncated[slot, row]
         assert not (run.terminated & run.truncated).any()
-    assert run.truncated.any() and run.terminated.any()
+    assert (run.truncated.any(), run.terminated.any()) == ((True, False) if max_episode_steps == 6 else (False, True))
     assert run.num_steps == run.valid.sum()
     episodes = run.group.take_episodes()
     assert len(episodes) == (run.terminated | run.truncated).sum()
@@ -216,12 +217,18 @@ class FinalObsInOneBatch(VectorWrapper):
 NEVER_STORED = 1e4
 NUM_SENTINELS, SENTINEL_ROLLOUT, NUM_SLOTS = 4, 9, 12
 KINDS = [
-    pytest.param(mode, nested, batched, id=f"{mode.name}{'-nested' * nested}{'-batched' * batched}")
+    pytest.param((mode, nested, batched), id=f"{mode.name}{'-nested' * nested}{'-batched' * batched}")
     for mode in AutoresetMode
     for nested in (False, True)
     for batched in ((False, True) if mode == AutoresetMode.SAME_STEP else (False,))
 ]
-in_each_mode = pytest.mark.parametrize(("mode", "nested", "batched"), KINDS)
+in_each_mode = pytest.mark.parametrize("run", KINDS, indirect=True)
+
+
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest) -> FilledBySentinels:
+    """Slots that are filled once for all tests that read them."""
+    return FilledBySentinels(*request.param)
 
 
 def sentinels(mode: AutoresetMode, nested: bool, batched: bool) -> VectorEnv[Any, Any, Any]:
@@ -235,6 +242,7 @@ class FilledBySentinels:
 
     def __init__(self, mode: AutoresetMode, nested: bool, batched: bool) -> None:
         spec = read_spec(NumberedSentinel(0, nested), "Sentinels")
+        self.mode = mode
         self.group = VectorEnvGroup(sentinels(mode, nested, batched), 7, 0, spec, "raw")
         shape = (NUM_SLOTS, SENTINEL_ROLLOUT, NUM_SENTINELS)
         self.action = np.random.default_rng(0).uniform(-0.4, 0.4, (*shape, 2)).astype(np.float32)
@@ -264,9 +272,9 @@ def flat_sentinel(observation: Any) -> np.ndarray:
 
 @in_each_mode
 def test_a_valid_row_is_the_step_of_a_single_environment_in_the_same_state(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     num_ends = {"terminated": 0, "truncated": 0}
     for slot, row, env in np.argwhere(run.valid):
         number, episode, step = (int(part) for part in run.obs[slot, row, env])
@@ -285,9 +293,9 @@ def test_a_valid_row_is_the_step_of_a_single_environment_in_the_same_state(
 
 @in_each_mode
 def test_the_row_after_a_truncation_is_not_valid_and_the_next_episode_follows_it(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     num_lost = 0
     for slot, row, env in np.argwhere(~run.valid):
         if row > 0:
@@ -316,9 +324,9 @@ def test_the_row_after_a_truncation_is_not_valid_and_the_next_episode_follows_it
 
 @in_each_mode
 def test_a_slot_begins_where_the_one_before_ended_or_with_the_next_episode(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     num_begun = 0
     for slot in range(1, NUM_SLOTS):
         held = [env for env in range(NUM_SENTINELS) if run.holds_final_obs(slot - 1, env)]
@@ -332,9 +340,9 @@ def test_a_slot_begins_where_the_one_before_ended_or_with_the_next_episode(
 
 @in_each_mode
 def test_episodes_are_those_of_the_environments_lost_steps_included(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     singles, expected = [NumberedSentinel(number) for number in range(NUM_SENTINELS)], []
     played = [[0.0, 0, False] for single in singles if single.reset()]
     for actions in run.action.reshape(-1, NUM_SENTINELS, 2):
