@@ -183,8 +183,8 @@ def test_agents_change_their_policy_where_a_slot_begins_with_the_reset_observati
 
 
 def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_seed() -> None:
-    def drawn(seed: int) -> list[int]:
-        choose = choose_by_name("random", 4, BOX, seed)
+    def drawn(seed: int, mapping: str = "random") -> list[int]:
+        choose = choose_by_name(mapping, 4, BOX, seed)
         return [choose(SINGLE_AGENT, 0, episode) for episode in range(8000)]
 
     first = drawn(1)
@@ -194,6 +194,7 @@ def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_
     pairs = np.bincount(4 * np.array(first[:-1]) + np.array(first[1:]))
     assert (((pairs - 7999 / 16) ** 2) / (7999 / 16)).sum() < 37.7  # 15 degrees of freedom
     assert drawn(1) == first != drawn(2)
+    assert drawn(1, "by_space") == first, "all agents have the same spaces"
 
 
 def test_shared_is_policy_0_and_independent_the_agents_own() -> None:
@@ -224,11 +225,6 @@ def test_by_space_draws_among_the_block_of_the_agents_spaces() -> None:
     drawn = {agent: [choose(agent, 0, episode) for episode in range(3000)] for agent in spec.agents}
     assert np.bincount(drawn["narrow_1"]).min() > 900 and max(drawn["narrow_1"]) == 2
     assert np.bincount(drawn["wide"])[3:].min() > 900 and min(drawn["wide"]) == 3
-
-
-def test_by_space_is_random_if_all_agents_have_the_same_spaces() -> None:
-    by_space, at_random = (choose_by_name(mapping, 3, BOX, 5) for mapping in ("by_space", "random"))
-    assert [by_space(SINGLE_AGENT, 0, 0) for _ in range(99)] == [at_random(SINGLE_AGENT, 0, 0) for _ in range(99)]
 
 
 @pytest.mark.parametrize("wrong", [7, -1, "1", None, 1.0])
