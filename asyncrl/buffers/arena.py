@@ -58,11 +58,15 @@ def open_memory(size: int) -> int:
 
 
 class Arena:
-    """Shared arrays by name. The process that creates it owns it; others have views of the same pages."""
+    """Shared arrays by name. The process that creates it owns it; others have views of the same pages.
+
+    Attributes:
+        specs: the arrays, with which another arena of the same layout can be created.
+    """
 
     def __init__(self, fd: int, specs: tuple[ArraySpec, ...]) -> None:
         """Maps an existing file descriptor; `Arena.create` makes a new one."""
-        self._specs = specs
+        self.specs = specs
         self._mapping = mmap.mmap(fd, arena_size(specs))
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         offset = 0
@@ -91,11 +95,6 @@ class Arena:
         except BaseException:
             os.close(fd)
             raise
-
-    @property
-    def specs(self) -> tuple[ArraySpec, ...]:
-        """The arrays, with which another arena of the same layout can be created."""
-        return self._specs
 
     def array(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]
@@ -148,7 +147,7 @@ class Arena:
             os.close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_arena, (reduction.DupFd(self._fd), self._specs)
+        return _rebuild_arena, (reduction.DupFd(self._fd), self.specs)
 
 
 class _ScopedArena(Arena):

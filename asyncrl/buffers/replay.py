@@ -27,7 +27,7 @@ from asyncrl.storage.checkpoint import SavedReplay
 
 _UNLIMITED = 2**62
 _SPARE_ROWS = 2  # the row that is being written, and the one whose observation is being written
-_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
+FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
 UNKNOWN_VERSION = -1
@@ -106,7 +106,7 @@ class ReplayStripes:
     _env_steps: memoryview[int] | list[int]
 
     def __init__(self, arena: Arena) -> None:
-        self._fields = {name: arena.array(f"replay.{name}") for name in _FIELDS}
+        self._fields = {name: arena.array(f"replay.{name}") for name in FIELDS}
         self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid = self._fields.values()
         self.priority = arena.find_array("replay.priority")
         if self.priority is not None:

@@ -7,10 +7,10 @@ total is their sum. Owner number 0 is the run itself, for the contents of a chec
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,12 +146,11 @@ class ReturnUnits:
             time.sleep(_POLL_S)
         return number, mean, std
 
-    def begin(self) -> None:
-        """Notes that head and units are about to change (parameter server)."""
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """In its context head and units change (parameter server)."""
         self._written[0] += 1
-
-    def end(self) -> None:
-        """Notes that they have changed (parameter server)."""
+        yield
         self._written[0] += 1
 
 
@@ -219,13 +218,15 @@ class GlobalClock:
         control = self._control
         return control.stop_requested or control.must_finish or self.env_steps >= self._most
 
-    def unused_steps(self, worker_idx: int) -> int:
-        """Returns the steps of a worker that were neither trained on nor counted as dropped (that worker)."""
-        return self._control.collected_steps(worker_idx) - int(self._used_steps[worker_idx])
+    def use_steps(self, worker_idx: int) -> int:
+        """Notes that all steps of a worker were trained on or are counted as dropped (that worker).
 
-    def mark_steps_used(self, worker_idx: int) -> None:
-        """Notes that all steps of a worker were trained on or counted as dropped (that worker)."""
-        self._used_steps[worker_idx] = self._control.collected_steps(worker_idx)
+        Returns the steps since the last call.
+        """
+        collected = self._control.collected_steps(worker_idx)
+        num_unused = collected - int(self._used_steps[worker_idx])
+        self._used_steps[worker_idx] = collected
+        return num_unused
 
     def finish(self, worker_idx: int) -> None:
         """Notes that a worker has no unfinished rollout or update any more (that worker)."""
@@ -234,54 +235,3 @@ class GlobalClock:
     @property
     def have_all_finished(self) -> bool:
         return all(self._has_finished)
-
-
-def _holds_moments(name: str) -> bool:
-    return name.startswith("moments.") and name.endswith(".values")
-
-
-@dataclass(frozen=True)
-class WorkerState:
-    """What the run keeps of a worker that trains, besides its gradients or steps and its count of environment steps.
-
-    Attributes:
-        worker_idx: number of the worker.
-        used_steps: its environment steps that were trained on or counted as dropped.
-        has_finished: whether it has no unfinished rollout or update any more.
-        moments: its entry of each `SharedMoments`, by name.
-    """
-
-    worker_idx: int
-    used_steps: int
-    has_finished: bool
-    moments: Mapping[str, DoubleArray]
-
-
-class WorkerStates:
-    """The states of all workers of an arena."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._has_finished = arena.words("shared.has_finished")
-        self._used_steps = arena.words("shared.used_steps")
-        names = [spec.name[len("moments.") : -len(".values")] for spec in arena.specs if _holds_moments(spec.name)]
-        self._moments = {name: SharedMoments(arena, name) for name in names}
-
-    def read(self, worker_idx: int, with_moments: bool = True) -> WorkerState:
-        """Returns a copy of the state of a worker; without its statistics if they are not wanted."""
-        return WorkerState(
-            worker_idx,
-            int(self._used_steps[worker_idx]),
-            bool(self._has_finished[worker_idx]),
-            self.moments_of(worker_idx) if with_moments else {},
-        )
-
-    def moments_of(self, worker_idx: int) -> dict[str, DoubleArray]:
-        """Returns copies of a worker's entries of all `SharedMoments`, by name."""
-        return {name: moments.entry(worker_idx + 1) for name, moments in self._moments.items()}
-
-    def write(self, state: WorkerState) -> None:
-        """Replaces the state of a worker (the process that stands for it)."""
-        for name, entry in state.moments.items():
-            self._moments[name].write_entry(state.worker_idx + 1, entry)
-        self._used_steps[state.worker_idx] = state.used_steps
-        self._has_finished[state.worker_idx] = state.has_finished

@@ -83,9 +83,8 @@ class TrajectorySlots:
 
     def reset(self) -> None:
         """Frees and poisons every slot (before any process starts)."""
-        for field in self._poisoned.values():
-            field[:] = np.nan
         for slot in range(self.num_slots):
+            self._poison(slot)
             self.owner[slot] = NOBODY
             self._state[slot] = SlotState.FREE
 
@@ -102,8 +101,7 @@ class TrajectorySlots:
         """
         self._require(slot, SlotState.FILLING)
         num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum())
-        for field in self._poisoned.values():
-            field[slot] = np.nan
+        self._poison(slot)
         return num_lost
 
     def refill(self, slot: int, split_idx: int) -> int:
@@ -111,10 +109,8 @@ class TrajectorySlots:
 
         Returns the number of samples that are lost because a worker died while it filled the slot.
         """
-        was_filling = self._state[slot] == SlotState.FILLING
-        num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum()) if was_filling else 0
-        for field in self._poisoned.values():
-            field[slot] = np.nan
+        num_lost = self.grant_again(slot) if self._state[slot] == SlotState.FILLING else 0
+        self._poison(slot)
         self.owner[slot] = split_idx
         self._state[slot] = SlotState.FILLING
         return num_lost
@@ -152,8 +148,7 @@ class TrajectorySlots:
     def free(self, slot: int) -> None:
         """Ends the use of a slot and poisons it, so that its contents cannot be taken for new ones (learner)."""
         self._require(slot, SlotState.TRAINING)
-        for field in self._poisoned.values():
-            field[slot] = np.nan
+        self._poison(slot)
         self.owner[slot] = NOBODY
         self._state[slot] = SlotState.FREE
 
@@ -193,6 +188,10 @@ class TrajectorySlots:
             self.log_prob[place] = answer.log_prob[envs]
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
+
+    def _poison(self, slot: int) -> None:
+        for field in self._poisoned.values():
+            field[slot] = np.nan
 
     def _require(self, slot: int, expected: SlotState) -> None:
         if self._state[slot] != expected:

@@ -17,14 +17,6 @@ MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryM
 _LARGE_ROLLOUT = 16 << 20  # bytes of one environment's observations; games of Atari have 3.6 MB
 
 
-def _no_bytes(spec: EnvSpec, plan: ResourcePlan) -> int:
-    return 0
-
-
-def _no_sizes(spec: EnvSpec, config: TrainConfig) -> SharedSizes | None:
-    return None
-
-
 def _no_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterable[Problem]:
     return ()
 
@@ -90,8 +82,8 @@ class Mode:
     roles: str
     find_spec_problems: Callable[[TrainConfig, ResourcePlan, EnvSpec], Iterable[Problem]] = _no_problems
     find_spec_warnings: Callable[[TrainConfig, ResourcePlan, EnvSpec], Iterable[Problem]] = _no_problems
-    private_bytes: Callable[[EnvSpec, ResourcePlan], int] = _no_bytes
-    shared_sizes: Callable[[EnvSpec, TrainConfig], SharedSizes | None] = _no_sizes
+    private_bytes: Callable[[EnvSpec, ResourcePlan], int] = lambda spec, plan: 0
+    shared_sizes: Callable[[EnvSpec, TrainConfig], SharedSizes | None] = lambda spec, config: None
     learner_grants_slots: bool = False
     trains_in_datasets: bool = True
     trains_in_workers: bool = False

@@ -10,7 +10,7 @@ evaluation  plays whole episodes with published weights
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -35,7 +35,8 @@ from asyncrl.processes.own_settings import with_own_settings
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import HostEnvGroup
 from asyncrl.rollout.failures import FailureLog
-from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions
+from asyncrl.rollout.sinks import Sink
+from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions, RolloutWorker, Split
 from asyncrl.run.setup import RunSetup
 
 
@@ -102,6 +103,20 @@ class Roles(ABC):
         """Fills new shared memory, before any role is built: marks slots as free, restores the replay."""
 
     @abstractmethod
+    def serial(self, setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
+        """All roles of one process; a learner for each policy.
+
+        Args:
+            setup: the run.
+            waker: wakes the process.
+            look: called during updates.
+        """
+
+
+class ProcessRoles(Roles):
+    """Roles that can have a process each."""
+
+    @abstractmethod
     def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
         """A rollout worker with its environments, all reset.
 
@@ -125,9 +140,45 @@ class Roles(ABC):
             look: called during updates, for the other roles of the process.
         """
 
+    def serial(self, setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
+        plan = setup.plan
+        learners = [
+            self.learner(setup.of_policy(policy_idx), waker, [waker] * plan.num_workers, look)
+            for policy_idx in range(plan.num_policies)
+        ]
+        wakers = [waker] * plan.num_policies
+        return SerialRoles(
+            learners=[learner for learner, _ in learners],
+            exchanges=[exchange for _, exchange in learners if exchange is not None],
+            workers=[self.worker(setup, worker_idx, wakers, None) for worker_idx in range(plan.num_workers)],
+            evaluations=build_evaluation_workers(setup) if setup.config.eval_every_env_steps is not None else [],
+        )
+
+
+class ActingRoles(ProcessRoles):
+    """Roles whose actions are those of published weights, chosen in the worker or in an inference worker."""
+
+    @abstractmethod
     def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
         """Where observations wait for actions."""
-        raise NotImplementedError(f"{type(self).__name__} has no inference workers")
+
+    @abstractmethod
+    def sink_maker(
+        self, setup: RunSetup, worker_idx: int, groups: Mapping[int, HostEnvGroup], learners: Sequence[Waker]
+    ) -> Callable[[int, HostEnvGroup], Sink]:
+        """A function that makes the sink of a split, from its number and its environments, which it resets."""
+
+    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
+        arena, phases = setup.arena, PhaseTimer()
+        actions: ActionSource
+        if server is None:
+            actions = LocalActions(self.acting_policy(setup, torch.device("cpu"), worker_idx, phases))
+        else:
+            actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), server)
+        groups = build_env_groups(setup, worker_idx)
+        make_sink = self.sink_maker(setup, worker_idx, groups, learners)
+        splits = [Split(idx, group, make_sink(idx, group), actions, phases) for idx, group in groups.items()]
+        return RolloutWorker(worker_idx, splits, setup.control, phases)
 
     @with_own_settings
     def acting_policy(
@@ -147,12 +198,6 @@ class Roles(ABC):
             exploration=model.make_exploration(setup.config, buffer, plan.num_splits, seed),
         )
 
-    def actions(self, setup: RunSetup, worker_idx: int, server: Waker | None, phases: PhaseTimer) -> ActionSource:
-        """The policy in the worker, or the requests to its inference worker."""
-        if server is None:
-            return LocalActions(self.acting_policy(setup, torch.device("cpu"), worker_idx, phases))
-        return RemoteActions(RequestTable(setup.arena), IndexRing(setup.arena, f"requests.{worker_idx}"), server)
-
     def inference_worker(self, setup: RunSetup, server_idx: int, workers: Sequence[Waker]) -> InferenceWorker:
         """An inference worker; `workers` wakes all rollout workers, by their number."""
         served, phases, plan = setup.served_by(server_idx), PhaseTimer(), setup.plan
@@ -169,27 +214,6 @@ class Roles(ABC):
             worker_deaths=setup.worker_deaths,
             phases=phases,
         )
-
-    def serial(self, setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
-        """All roles of one process; a learner for each policy.
-
-        Args:
-            setup: the run.
-            waker: wakes the process.
-            look: called during updates.
-        """
-        plan = setup.plan
-        learners: list[LearnerWorker] = []
-        exchanges: list[Exchange] = []
-        for policy_idx in range(plan.num_policies):
-            learner, exchange = self.learner(setup.of_policy(policy_idx), waker, [waker] * plan.num_workers, look)
-            learners.append(learner)
-            if exchange is not None:
-                exchanges.append(exchange)
-        wakers = [waker] * plan.num_policies
-        workers = [self.worker(setup, worker_idx, wakers, None) for worker_idx in range(plan.num_workers)]
-        evaluations = build_evaluation_workers(setup) if setup.config.eval_every_env_steps is not None else []
-        return SerialRoles(learners, exchanges, workers, evaluations)
 
 
 def build_env_groups(setup: RunSetup, worker_idx: int) -> dict[int, HostEnvGroup]:
@@ -217,7 +241,6 @@ def build_env_groups(setup: RunSetup, worker_idx: int) -> dict[int, HostEnvGroup
     return groups
 
 
-def roles_of(setup: RunSetup) -> Roles:
-    """The roles of a run's mode."""
-    roles: Roles = imported(setup.mode.roles)()
-    return roles
+def roles_of(setup: RunSetup) -> Any:
+    """The roles of a run's mode: `Roles`, those of a process `ProcessRoles`, of inference workers `ActingRoles`."""
+    return imported(setup.mode.roles)()

@@ -29,6 +29,7 @@ from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.agents import AgentsEnv, AgentsState
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
+from asyncrl.envs.interface import numbers_among
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.rollout.env_group import HostEnvGroup, ObsArray, is_surely_finite
@@ -219,7 +220,7 @@ class AgentsEnvGroup(HostEnvGroup):
                 self._unfinished.append((column, self._row - is_lost, num_rows - is_lost))
 
     def _end_episode(self, env_idx: int, column: int, name: str, extra_stats: Any) -> None:
-        numbers = dict(extra_stats)
+        numbers = numbers_among(extra_stats)
         if len(self._names) <= _MOST_NAMED_AGENTS:
             numbers[f"{name}_return"] = float(self._returns[column])
         self._record_episode(env_idx, float(self._returns[column]), int(self._lengths[column]), numbers, column)

@@ -39,53 +39,45 @@ def build_env_group(
     before, so a resumed run does not repeat its first episodes. `policy_mapping` is read if there are several policies;
     `opponents` has the weights of the frozen ones that play against the policy.
     """
-    group = _build_group(config, plan, spec, split_idx, run_seed, env_steps, failures)
+    first_env = split_idx * plan.envs_per_split
+    if spec.is_vectorized:
+        num_made, make_seed = 1, vector_env_seed
+        make_env: Callable[[], Any] = partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors)
+    else:
+        num_made, make_seed = plan.envs_per_split, env_seed
+        make_env = partial(make_run_env, config, in_training=True)
+
+    def make() -> Any:
+        env = make_env()
+        failures.count_turn()
+        return env
+
+    def seed(env_idx: int, steps: int) -> int:
+        return make_seed(run_seed, env_idx, env_steps + steps)
+
+    numbers = range(first_env, first_env + num_made)
+    envs, seeds = [_make_first(make, idx, failures) for idx in numbers], [seed(idx, 0) for idx in numbers]
+    arguments = (first_env, spec, config.action_mapping, Recovery(failures, make, seed))
+    group: HostEnvGroup
+    if spec.is_vectorized:
+        group = VectorEnvGroup(envs[0], seeds[0], *arguments)
+    elif spec.agents:
+        group = AgentsEnvGroup(envs, seeds, *arguments)
+    else:
+        make_group: type[EnvGroup] = EnvGroup if plan.replay is None else load(plan.replay.kind.env_group)
+        group = make_group(envs, seeds, *arguments)
     if not plan.has_slot_pools:
         return group
-    first_env = split_idx * plan.envs_per_split
-    seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)
+    mapping_seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)
     if config.opponents is not None:
         make_mapping: MakeMapping = load(config.opponents.mapping)
-        group.policies = make_mapping(config, plan, spec, opponents, seed)
+        group.policies = make_mapping(config, plan, spec, opponents, mapping_seed)
     else:
-        choose = choose_by_name(policy_mapping, plan.num_policies, spec, seed)
+        choose = choose_by_name(policy_mapping, plan.num_policies, spec, mapping_seed)
         agents = spec.agents or (SINGLE_AGENT,)
         specs = specs_of_policies(spec, policy_mapping, plan.num_policies) if spec.spaces else ()
         group.policies = PolicyMapping(choose, plan.num_policies, agents, plan.envs_per_split, first_env, specs)
     return group
-
-
-def _build_group(
-    config: TrainConfig,
-    plan: ResourcePlan,
-    spec: EnvSpec,
-    split_idx: int,
-    run_seed: int,
-    env_steps: int,
-    failures: FailureLog,
-) -> HostEnvGroup:
-    first_env = split_idx * plan.envs_per_split
-
-    def seed(env_idx: int, steps: int) -> int:
-        make_seed = vector_env_seed if spec.is_vectorized else env_seed
-        return make_seed(run_seed, env_idx, env_steps + steps)
-
-    if spec.is_vectorized:
-        make_vectorized = _with_turn(
-            partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors), failures
-        )
-        recovery = Recovery(failures, make_vectorized, seed)
-        vectorized = _make_first(make_vectorized, first_env, failures)
-        return VectorEnvGroup(vectorized, seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
-    make = _with_turn(partial(make_run_env, config, in_training=True), failures)
-    seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
-    recovery = Recovery(failures, make, seed)
-    envs: list[Any] = [_make_first(make, first_env + env, failures) for env in range(len(seeds))]
-    arguments = (seeds, first_env, spec, config.action_mapping, recovery)
-    if spec.agents:
-        return AgentsEnvGroup(envs, *arguments)
-    make_group: type[EnvGroup] = EnvGroup if plan.replay is None else load(plan.replay.kind.env_group)
-    return make_group(envs, *arguments)
 
 
 def _make_first(make: Callable[[], Any], env_idx: int, failures: FailureLog) -> Any:
@@ -99,14 +91,3 @@ def _make_first(make: Callable[[], Any], env_idx: int, failures: FailureLog) -> 
             trouble = EnvironmentCallFailed(env_idx, 0, "failed when it was made")
             trouble.__cause__ = error
             failures.note_failure(trouble)
-
-
-def _with_turn(make: Callable[[], Any], failures: FailureLog) -> Callable[[], Any]:
-    """Makes an environment and notes that the worker does not hang, however long it takes to make all of them."""
-
-    def make_one() -> Any:
-        env = make()
-        failures.note_turn()
-        return env
-
-    return make_one

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -25,7 +25,6 @@ from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import (
     give_reward_shaping,
     give_training_info,
-    numbers_among,
     numbers_at_end,
     problem_of_step,
     without_bookkeeping,
@@ -147,11 +146,6 @@ class EnvironmentGroup(ABC):
             raise self._call_failed(position, "being recreated", error) from error
         self._seeds[position] = seed
 
-    def _note_reset(self, position: int) -> None:
-        """Notes that new episodes begin in all columns of one of `envs`: they have the newest message of observers."""
-        first = position * self.columns_of_one
-        self._begun_before.difference_update(range(first, first + self.columns_of_one))
-
     def _begin_episodes(self, columns: Iterable[int]) -> None:
         """Chooses the policies of columns in which an episode begins, and gives environments their reward shaping."""
         columns = list(columns)
@@ -180,14 +174,13 @@ class EnvironmentGroup(ABC):
         env: int,
         episode_return: float,
         length: int,
-        extra_stats: Mapping[str, Any] | None = None,
+        extra_stats: dict[str, float],
         column: int | None = None,
     ) -> None:
-        """Notes that an episode of an environment has ended, in a column of its own if it has several.
+        """Records that an episode of an environment has ended, in a separate column if it has several.
 
         Episodes of opponents, which do not train, are not recorded.
         """
-        numbers = numbers_among(extra_stats or {})
         column = env if column is None else column
         policy_idx: int | None = 0
         told = self._training_info.num_of_observers
@@ -197,7 +190,7 @@ class EnvironmentGroup(ABC):
         if self.policies is not None:
             policy_idx = self.policies.end(column, episode_return)
         if policy_idx is not None:
-            self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx, told))
+            self._episodes.append(EpisodeRecord(episode_return, length, extra_stats, policy_idx, told))
         if self.failures is not None:
             self.failures.note_episode(self._first_env_idx + env)
 
@@ -252,7 +245,7 @@ class HostEnvGroup(EnvironmentGroup):
         """
 
     def end_slot(self, slots: TrajectorySlots, slot: int) -> None:
-        """Changes the flags of a complete slot whose end decides what is a sample in it."""
+        """Changes the flags of a complete slot of several agents, whose end decides what is a sample in it."""
 
     @abstractmethod
     def _reset(self, position: int, obs_rows: ObsArray) -> None:
@@ -279,10 +272,11 @@ class HostEnvGroup(EnvironmentGroup):
                 if trouble is not None:
                     self._recreate(position)
                 self._reset(position, obs_rows)
-                if self._begun_before:
-                    self._note_reset(position)
+                if self._begun_before:  # the new episodes have the newest message of observers
+                    first = position * self.columns_of_one
+                    self._begun_before.difference_update(range(first, first + self.columns_of_one))
                 if self.failures is not None:
-                    self.failures.note_turn()
+                    self.failures.count_turn()
                 return
             except EnvironmentTrouble as another:
                 trouble = another

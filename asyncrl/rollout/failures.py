@@ -12,6 +12,7 @@ a debugger finds no terminal    the run ends, with a hint at serial mode
 from __future__ import annotations
 
 import bdb
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -90,11 +91,16 @@ class FailureLog:
     """Counts the failures of one worker's environments and decides whether the run continues.
 
     All groups of a worker share it.
+
+    Attributes:
+        count_turn: records that an environment was made or reset: the worker has not hung, however long all of them
+            take.
     """
 
     def __init__(
         self, worker_idx: int, config: TrainConfig, control: RunControl, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        self.count_turn = functools.partial(control.count_turn, worker_idx)
         self._worker_idx = worker_idx
         self._config = config
         self._control = control
@@ -109,10 +115,6 @@ class FailureLog:
         self._drops_in_a_row: dict[int, int] = {}
         self._last_failure: dict[int, _LastFailure] = {}  # by environment
         self._counts: dict[tuple[object, ...], _KindCount] = {}
-
-    def note_turn(self) -> None:
-        """Records that an environment was made or reset: the worker does not hang, however long all of them take."""
-        self._control.count_turn(self._worker_idx)
 
     def note_episode(self, env_idx: int) -> None:
         """Records that an environment has finished an episode, so environments work in principle."""
@@ -147,12 +149,9 @@ class FailureLog:
             return
         seen.count += 1
         if now - seen.warned_at >= _WARN_EVERY_S:
-            self._warn_count(trouble, seen, now)
-
-    def _warn_count(self, trouble: EnvironmentTrouble, seen: _KindCount, now: float) -> None:
-        cause = type(trouble.__cause__ or trouble).__name__
-        self.warn(f"{trouble} ({cause}); {seen.count} such failures since the last warning of this kind")
-        seen.count, seen.warned_at = 0, now
+            cause = type(trouble.__cause__ or trouble).__name__
+            self.warn(f"{trouble} ({cause}); {seen.count} such failures since the last warning of this kind")
+            seen.count, seen.warned_at = 0, now
 
     def _fails_again_at_once(self, trouble: EnvironmentTrouble) -> bool:
         """Whether an environment and its replacements fail in the same way, and at the same step or at once."""

@@ -92,13 +92,19 @@ class SlotSink:
             state = slots.rnn_state[slot, 0]
             np.copyto(state, self._last_state)
             state[restarted] = 0.0
-        self._note_policies(slot, 0)
+        if slots.policy_idx is not None and self._group.policies is not None:
+            slots.policy_idx[slot, 0] = self._group.policies.policy_idx
         return slot, 0
 
     def open_row(self, place: Place) -> tuple[npt.NDArray[Any], StepRows] | None:
         (slot, row), slots = place, self._slots
         if row == slots.rollout:
-            self._finish(slot)
+            np.copyto(self._last_obs, slots.obs[slot, row])
+            np.copyto(self._last_state, slots.rnn_state[slot, row])
+            if slots.idle is not None:
+                self._group.end_slot(slots, slot)
+            slots.finish(slot, self._split_idx)
+            self._source.complete(slot)
             return None
         rows = StepRows(
             reward=slots.reward[slot, row],
@@ -118,22 +124,9 @@ class SlotSink:
         if slots.is_recurrent:
             is_step = rows.valid if rows.idle is None else rows.valid | rows.idle
             slots.rnn_state[slot, row + 1][rows.terminated | ~is_step] = 0.0  # the next row begins an episode
-        self._note_policies(slot, row + 1)
+        if slots.policy_idx is not None and self._group.policies is not None:
+            slots.policy_idx[slot, row + 1] = self._group.policies.policy_idx
         return slot, row + 1
-
-    def _finish(self, slot: int) -> None:
-        slots = self._slots
-        np.copyto(self._last_obs, slots.obs[slot, slots.rollout])
-        np.copyto(self._last_state, slots.rnn_state[slot, slots.rollout])
-        self._group.end_slot(slots, slot)
-        slots.finish(slot, self._split_idx)
-        self._source.complete(slot)
-
-    def _note_policies(self, slot: int, row: int) -> None:
-        """Writes which policy plays each column in a row, if there are several."""
-        if self._slots.policy_idx is not None:
-            assert self._group.policies is not None
-            self._slots.policy_idx[slot, row] = self._group.policies.policy_idx
 
     def _truncate_lost_episodes(self, slot: int, row: int) -> None:
         """Truncates the episodes of lost steps in the previous row; this row holds their final observation.

@@ -24,7 +24,7 @@ from asyncrl.buffers.replay import StepRows
 from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
-from asyncrl.envs.interface import stats_of_ends
+from asyncrl.envs.interface import numbers_among, stats_of_ends
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import FloatArray, HostEnvGroup, ObsArray, is_surely_finite
@@ -138,7 +138,7 @@ class VectorEnvGroup(HostEnvGroup):
             stats = stats_of_ends(infos)
             for env in map(int, np.flatnonzero(flags.ended)):
                 own = {name: values[env] for name, (values, has) in stats.items() if has is None or has[env]}
-                self._record_episode(env, float(self._returns[env]), int(self._lengths[env]), own)
+                self._record_episode(env, float(self._returns[env]), int(self._lengths[env]), numbers_among(own))
             self._returns[flags.ended] = 0.0
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1

@@ -49,7 +49,7 @@ class RolloutWorkerBase:
         self._groups = groups
         self._control = control
         self.report_started = time.monotonic()
-        self._env_steps = 0
+        self._steps_reported = control.collected_steps(worker_idx)
         self._trained: list[UpdateMetrics] = []
         self._skipped_steps = self._skipped_steps_reported = 0
         self.num_training_infos = 0
@@ -76,19 +76,15 @@ class RolloutWorkerBase:
         """The environments of all groups, single or vectorized."""
         return [env for group in self._groups for env in group.envs]
 
-    def count_steps(self, num_steps: int) -> None:
-        """Adds environment steps to the next report and to the run's total."""
-        self._env_steps += num_steps
-        self._control.count_steps(self.worker_idx, num_steps)
-
     def report(self) -> RolloutReport:
         """The work since the last report."""
         now, phases, failures = time.monotonic(), self.phases.take(), self._groups[0].failures
+        collected = self._control.collected_steps(self.worker_idx)
         mappings = [group.policies for group in self._groups if group.policies is not None]
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self.report_started,
-            env_steps=self._env_steps,
+            env_steps=collected - self._steps_reported,
             episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
             phases=phases,
             train=mean_metrics(self._trained),
@@ -96,7 +92,7 @@ class RolloutWorkerBase:
             failures=EnvironmentFailures() if failures is None else failures.take(),
             notes=tuple(note for mapping in mappings for note in mapping.take_notes()),
         )
-        self.report_started, self._env_steps, self._trained = now, 0, []
+        self.report_started, self._steps_reported, self._trained = now, collected, []
         self._skipped_steps_reported = self._skipped_steps
         return report
 
@@ -120,6 +116,8 @@ class Split:
 
     Attributes:
         place: where the observations are that the policy was asked for; None until `begin` succeeds.
+        actions: who acts.
+        is_answered: whether the actions at `place` were written when they were requested.
     """
 
     def __init__(
@@ -129,27 +127,21 @@ class Split:
         self.group = group
         self.sink = sink
         self.place: Place | None = None
-        self._actions = actions
+        self.actions = actions
         self._phases = phases or PhaseTimer()
-        self._is_answered = False
+        self.is_answered = False
 
     def begin(self) -> bool:
         """Requests actions if the next step may be made; returns whether it may."""
         self.place = self.sink.begin()
         if self.place is None:
             return False
-        self._is_answered = self._actions.request(self.split_idx, *self.place)
+        self.is_answered = self.actions.request(self.split_idx, *self.place)
         return True
-
-    @property
-    def can_advance(self) -> bool:
-        """Whether the actions at `place` are written."""
-        return self.place is not None and (self._is_answered or self._actions.is_answered(self.split_idx))
 
     def advance(self) -> int:
         """Steps the environments with the actions at `place`, and requests the next; returns the steps made."""
-        if self.place is None:
-            raise RuntimeError(f"split {self.split_idx} has no place for a step")
+        assert self.place is not None
         opened = self.sink.open_row(self.place)
         if opened is None:
             self.place = None
@@ -159,7 +151,7 @@ class Split:
         self.place = self.sink.close_row(self.place, rows, num_steps)
         self._phases.charge(Phase.STEP)
         if self.place is not None:
-            self._is_answered = self._actions.request(self.split_idx, *self.place)
+            self.is_answered = self.actions.request(self.split_idx, *self.place)
         return num_steps
 
 
@@ -182,8 +174,8 @@ class RolloutWorker(RolloutWorkerBase):
                 has_worked = True
                 if not split.sink.steps_at_once:
                     continue
-            if split.can_advance:
-                self.count_steps(split.advance())
+            if split.is_answered or split.actions.is_answered(split.split_idx):
+                self._control.count_steps(self.worker_idx, split.advance())
                 has_worked = True
         self.phases.charge(Phase.OTHER)
         return 0.0 if has_worked else WAIT_S

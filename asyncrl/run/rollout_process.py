@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncrl.buffers.messages import Waker
-from asyncrl.modes.roles import roles_of
+from asyncrl.modes.roles import ProcessRoles, roles_of
 from asyncrl.processes.children import EXIT_FAILED_TOO_OFTEN, RunFailed, explain
 from asyncrl.processes.reporting import ReportSender
 from asyncrl.processes.seeding import seed_global_generators
@@ -35,7 +35,8 @@ def rollout_main(
     os.nice(ROLLOUT_NICENESS)
     seed_global_generators(setup.global_seed("rollout", worker_idx))
     try:
-        worker, control = roles_of(setup).worker(setup, worker_idx, learners, server), setup.control
+        roles: ProcessRoles = roles_of(setup)
+        worker, control = roles.worker(setup, worker_idx, learners, server), setup.control
         log.info("at work")
         try:
             worker.phases.restart()

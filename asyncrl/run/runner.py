@@ -32,7 +32,7 @@ from asyncrl.evaluation.building import build_evaluation_workers, build_video_wo
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome, joint_outcome
-from asyncrl.modes.roles import roles_of
+from asyncrl.modes.roles import ActingRoles, ProcessRoles, Roles, roles_of
 from asyncrl.observers.reports import EvaluationFailed, Report, VideoReport
 from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, allow_descriptors, explain
 from asyncrl.processes.reporting import ReportSender
@@ -112,8 +112,9 @@ class _SerialPart:
         self._setup, self._control, self._waker = setup, setup.control, Waker()
         self._send, self._failed_videos = send, failed_videos
         self._steer = functools.partial(steer, self._control)
-        roles = roles_of(setup).serial(setup, self._waker, self._steer)
-        self._learners, self._exchanges, self._workers, self._evaluations = roles
+        roles: Roles = roles_of(setup)
+        parts = roles.serial(setup, self._waker, self._steer)
+        self._learners, self._exchanges, self._workers, self._evaluations = parts
         self._videos = [] if failed_videos else build_video_workers(setup)
 
     def run(self) -> LearnerOutcome | Path:
@@ -376,7 +377,8 @@ def _inference_main(
 ) -> None:
     torch.set_num_threads(1)
     seed_global_generators(setup.global_seed("inference", server_idx))
-    server, control = roles_of(setup).inference_worker(setup, server_idx, workers), setup.control
+    roles: ActingRoles = roles_of(setup)
+    server, control = roles.inference_worker(setup, server_idx, workers), setup.control
     log.info("at work")
     server.phases.restart()
     while not control.ended:
@@ -414,7 +416,8 @@ def _learner_main(setup: RunSetup, waker: Waker, others: Sequence[Waker], report
     torch.set_num_threads(setup.plan.learner_threads)
     seed_global_generators(setup.global_seed("learner"))
     control = setup.control
-    learner, exchange = roles_of(setup).learner(setup, waker, others[: setup.plan.num_workers])
+    roles: ProcessRoles = roles_of(setup)
+    learner, exchange = roles.learner(setup, waker, others[: setup.plan.num_workers])
     exchange_thread: threading.Thread | None = None
     if exchange is not None:
         exchange_thread = threading.Thread(

@@ -28,7 +28,7 @@ from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.learner.on_policy import MODEL
 from asyncrl.learner.sac import CRITIC
-from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
+from asyncrl.modes.hogwild.roles import HogwildRoles, build_parameter_server
 from asyncrl.observers.reports import PhaseTimer
 from asyncrl.processes.children import process_context, start_loading_modules
 from asyncrl.run.setup import RunSetup
@@ -60,13 +60,12 @@ class Run:
         ]
         config = load(flags).config
         plan = resolve(config)
-        assert plan.hogwild is not None
         env = make_env(config.env, config.env_kwargs)
         spec = read_spec(env, config.env)
         env.close()
         self.setup = RunSetup.create(config, plan, spec, Path("unused"))
         waker, wakers = Waker(), [Waker() for _ in range(plan.num_workers)]
-        self.server = build_parameter_server(self.setup, plan.hogwild, waker, wakers, PhaseTimer())
+        self.server = build_parameter_server(self.setup, waker, wakers, PhaseTimer())
         self._trained = SharedTensor(self.setup.arena, CRITIC if config.is_off_policy else MODEL)
         self._counts_updates = config.is_off_policy
         self.workers = [
@@ -93,8 +92,7 @@ class Run:
 
 def work(setup: RunSetup, worker_idx: int, server: Waker) -> None:
     torch.set_num_threads(1)
-    assert setup.plan.hogwild is not None
-    worker = build_hogwild_worker(setup, setup.plan.hogwild, worker_idx, server)
+    worker = HogwildRoles().worker(setup, worker_idx, [server], None)
     while not setup.control.ended:
         worker.poll()
         if time.monotonic() - worker.report_started > REPORT_EVERY_S:

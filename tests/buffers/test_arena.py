@@ -33,6 +33,15 @@ def test_arrays_start_zeroed_on_cache_lines_of_their_own() -> None:
     ends = [array.ctypes.data + array.nbytes for array in arrays]
     assert all(end <= start for end, start in zip(ends[:-1], starts[1:], strict=True))
     assert arena_size(SPECS) == 128 + 128 + 384
+    arena.words("numbers")[2] = -7
+    assert arena.array("numbers").tolist() == [0, 0, -7, 0, 0]
+
+
+def test_arrays_of_one_name_and_words_of_another_kind_are_refused() -> None:
+    with pytest.raises(ValueError, match="share a name"):
+        Arena.create([SPECS[0], SPECS[0]])
+    with pytest.raises(ValueError, match="matrix is float32 with 2 dimensions"):
+        Arena.create(SPECS).words("matrix")
 
 
 def test_all_pages_are_taken_at_the_start_and_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,19 +86,6 @@ def test_a_freed_arena_gives_its_pages_back_although_a_view_is_left() -> None:
     arena.free()
     assert os.fstat(fd).st_blocks == 0 and not view.any()
     os.close(fd)
-
-
-def test_two_arrays_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="share a name"):
-        Arena.create([SPECS[0], SPECS[0]])
-
-
-def test_words_are_one_dimensional_integers() -> None:
-    arena = Arena.create(SPECS)
-    arena.words("numbers")[2] = -7
-    assert arena.array("numbers").tolist() == [0, 0, -7, 0, 0]
-    with pytest.raises(ValueError, match="matrix is float32 with 2 dimensions"):
-        arena.words("matrix")
 
 
 @pytest.mark.parametrize(("is_linux", "prefix"), [(True, ""), (False, ""), (True, "of.1.")])

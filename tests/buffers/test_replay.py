@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from replays import TaggedWriter, check_one_step, new_replay
 
-from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, rows_per_stripe
-from asyncrl.buffers.replay_blocks import Block, deal_blocks
-from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
+from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.storage import checkpoint
 from asyncrl.storage.checkpoint import Checkpoint, SavedReplay
@@ -24,28 +21,6 @@ GAMMA = 0.9
 def joined(kept: SavedReplay) -> dict[str, Any]:
     """Columns, each in one part."""
     return {name: np.concatenate(parts) for name, parts in kept.columns.items()}
-
-
-def test_a_replay_holds_the_steps_it_was_asked_for_and_images_stay_bytes() -> None:
-    image = ObservationLayout((ObservationPart((), "image", (12,), "uint8"),))
-    spec = EnvSpec("Image", image, BoxAction((3,), (0.0,) * 3, (1.0,) * 3, "float32"), None)
-    shapes = {array.name: (array.dtype, array.shape) for array in replay_specs(spec, 2, 3, replay_size=61)}
-    assert rows_per_stripe(2, 3, 61) == 13  # 11 rows of 6 environments, and 2 that are being written
-    assert shapes["replay.obs"] == ("uint8", (2, 13, 3, 12))
-    assert shapes["replay.action"] == ("float32", (2, 13, 3, 3))
-    assert shapes["mailbox.action"] == ("float32", (2, 3, 3))
-
-
-def test_actions_reach_a_row_through_the_mailbox_of_their_split() -> None:
-    _, stripes = new_replay(2, 2, 5)
-    answer = SimpleNamespace(action=np.array([1, 0, 0, 1]))
-    stripes.answer((1, 3), slice(0, 2), answer, version=7, now=0.0)
-    stripes.answer((0, 9), slice(2, 4), answer, version=7, now=0.0)
-    assert stripes.store_action(1, 3).tolist() == [1, 0]
-    assert stripes.store_action(0, 9).tolist() == [0, 1]
-    assert stripes.action[1, 3].tolist() == [1, 0]
-    assert stripes.action[0, 9 % stripes.capacity].tolist() == [0, 1]
-    assert (stripes.policy_version[1, 3], stripes.policy_version[0, 9 % stripes.capacity]) == (7, 7)
 
 
 def test_only_rows_that_the_worker_cannot_be_writing_are_whole() -> None:
@@ -130,7 +105,7 @@ def test_a_worker_that_dies_before_its_first_row_leaves_no_row_behind() -> None:
     assert not stripes.valid[0, 4].any()
 
 
-LAYOUTS = [(1, 1), (3, 2), (6, 1), (1, 7), (4, 5)]
+LAYOUTS = [(1, 1), (3, 2), (4, 5)]
 
 
 def kept_steps(stripes: ReplayStripes) -> set[tuple[int, ...]]:
@@ -188,33 +163,6 @@ def test_a_smaller_replay_of_another_layout_keeps_the_newest_rows(layout: tuple[
     assert max(other.num_rows) <= other.capacity - 2
 
 
-def test_blocks_are_dealt_from_the_newest_on_to_the_shortest_column() -> None:
-    # 2 stripes of 1 environment with 8 and 4 rows for 3 columns: blocks of one row, for which there is much room.
-    # In the order of their ages they are 7, 3', 6, 2', 5, 1', 4, 0', 3, 2, 1, 0, where ' marks the second stripe.
-    assert deal_blocks([8, 4], 1, 3, room=100) == [
-        [Block(0, 0, 2, 3), Block(0, 0, 4, 5), Block(1, 0, 2, 3), Block(0, 0, 7, 8)],
-        [Block(0, 0, 1, 2), Block(1, 0, 0, 1), Block(0, 0, 5, 6), Block(1, 0, 3, 4)],
-        [Block(0, 0, 0, 1), Block(0, 0, 3, 4), Block(1, 0, 1, 2), Block(0, 0, 6, 7)],
-    ]
-    # Room for 12 rows: four blocks of two steps and the observation after them.
-    assert deal_blocks([50], 1, 1, room=12) == [[Block(0, 0, start, start + 2) for start in (42, 44, 46, 48)]]
-    assert deal_blocks([0, 0], 2, 3, room=5) == [[], [], []]
-    (long,) = deal_blocks([10_000], 1, 1, room=10**6)
-    assert {block.stop - block.start for block in long[1:]} == {256}
-
-
-def test_workers_may_step_up_to_both_limits() -> None:
-    arena, _ = new_replay(2, 1, 5)
-    limits = ReplayLimits(arena)
-    assert not limits.may_step(0, 0, 0)  # nobody steps before the learner says so
-    assert limits.set(None, 10)
-    assert not limits.set(None, 10)
-    assert limits.may_step(1, 10**9, 9)
-    assert not limits.may_step(1, 0, 10)
-    limits.set([3, 4], 100)
-    assert [limits.may_step(split, 3, 0) for split in range(2)] == [False, True]
-
-
 @pytest.mark.parametrize("end_probability", [0.0, 0.3], ids=["endless", "episodes"])
 @pytest.mark.parametrize("written_meanwhile", [0, 2, 5, 30])
 def test_rows_overwritten_while_they_are_saved_are_left_out(
@@ -243,29 +191,6 @@ def test_rows_overwritten_while_they_are_saved_are_left_out(
     assert restored.num_rows[0] == max(0, min(4, 5 - written_meanwhile) + (written_meanwhile < 5))
     TaggedWriter(restored, 0, seed=9).write_rows(2)
     check_one_step(ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0).sample(1, 500)[0], GAMMA)
-
-
-def test_steps_are_counted_after_the_cursor_covers_their_row() -> None:
-    arena, stripes = new_replay(1, 2, 5)
-    stored: list[str] = []
-
-    class RecordedWords:
-        """Words that note when they are stored."""
-
-        def __init__(self, name: str) -> None:
-            self._name, self._words = name, arena.words(name)
-
-        def __getitem__(self, split_idx: int) -> int:
-            return self._words[split_idx]
-
-        def __setitem__(self, split_idx: int, value: int) -> None:
-            stored.append(self._name)
-            self._words[split_idx] = value
-
-    recorded: Any = SimpleNamespace(array=arena.array, find_array=arena.find_array, words=RecordedWords)
-    ReplayStripes(recorded).publish(0, 2)
-    assert stored == ["replay.rows", "replay.env_steps"]
-    assert (stripes.num_rows[0], stripes.total_env_steps()) == (1, 2)
 
 
 def test_stripes_tell_where_episodes_begin() -> None:

@@ -25,7 +25,7 @@ from asyncrl.rollout.sinks import PooledSlots, SlotSink
 from asyncrl.rollout.worker import LocalActions, RemoteActions, RolloutWorker, Split
 
 NUM_WORKERS, SPLITS, ENVS, ROLLOUT, NUM_POLICIES = 2, 2, 2, 3, 2
-NUM_TAKEN = 24
+NUM_TAKEN = 16
 
 
 def plan_of(async_rl: bool, inference_mode: str = "local") -> ResourcePlan:
@@ -205,11 +205,9 @@ class Run(MortalRun):
 
 
 in_both_timings = pytest.mark.parametrize("async_rl", [False, True], ids=["sync", "async"])
-with_both_inferences = pytest.mark.parametrize("inference_mode", ["local", "central"])
 
 
-@in_both_timings
-@with_both_inferences
+@pytest.mark.parametrize(("async_rl", "inference_mode"), [(True, "local"), (False, "central")])
 def test_a_worker_may_die_at_any_write(async_rl: bool, inference_mode: str) -> None:
     num_dropped = set()
     for num_writes in itertools.count():

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replays import new_replay
 from small_runs import fill, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PolicyChange, RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable
+from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.hyperparameters import NO_CHANGES
@@ -54,6 +56,12 @@ class RecordedArena:
 
     def words(self, name: str) -> RecordedArray:
         return RecordedArray(self._arena.words(name), name, self.log)
+
+
+def test_steps_of_a_replay_are_counted_after_the_cursor_covers_their_row() -> None:
+    arena: Any = RecordedArena(new_replay(1, 2, 5)[0])
+    ReplayStripes(arena).publish(0, 2)
+    assert arena.log == ["replay.rows", "replay.env_steps"]
 
 
 @pytest.mark.parametrize(

@@ -38,19 +38,6 @@ def add_one(arena: Arena, consumer: Waker, done: Waker) -> None:
     done.wake()
 
 
-def produce(arena: Arena, count: int) -> None:
-    """Pushes 0, 1, ... into the ring, as fast as there is room."""
-    ring = IndexRing(arena, "ring")
-    for item in range(count):
-        while True:
-            try:
-                ring.push(item)
-                break
-            except OverflowError:
-                assert _parent_lives()
-                time.sleep(0)
-
-
 def fill_slots(arena: Arena, count: int, granted: Waker, filled: Waker) -> None:
     """Writes 0, 1, ... into the slots that it is granted, all over a slot, and hands the slots over."""
     grants, ready, payload = IndexRing(arena, "granted"), IndexRing(arena, "ready"), arena.array("payload")

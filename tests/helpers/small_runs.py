@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
@@ -20,6 +21,7 @@ from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.modes.choice import arena_specs
 from asyncrl.modes.replay.roles import ReplayRoles
 from asyncrl.rollout.env_group import HostEnvGroup
+from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.sinks import SlotSink
 from asyncrl.rollout.worker import ActionSource, Split
 from asyncrl.run.setup import RunSetup
@@ -43,6 +45,19 @@ def small_arena(
     slots = TrajectorySlots(arena)
     slots.reset()
     return arena, slots
+
+
+def new_control(has_finished_episode: bool = False) -> RunControl:
+    """The words of a run with one worker."""
+    control = RunControl(small_arena(planned(num_workers=1))[0], 1)
+    control.has_finished_episode = has_finished_episode
+    return control
+
+
+def new_recovery(make: Callable[[], Any]) -> Recovery:
+    """Makes environments of worker 0 again when they fail, as after the run's first episode; seeds are the steps."""
+    log = FailureLog(0, TrainConfig(), new_control(has_finished_episode=True))
+    return Recovery(log, make, lambda env_idx, steps: steps)
 
 
 def fill(slots: TrajectorySlots, slot: int, version: int = 0, value: float = 0.0) -> None:

@@ -32,12 +32,12 @@ def gradient_of(value: torch.Tensor, number: int) -> torch.Tensor:
     return value - torch.linspace(-1.0, 1.0, len(value)) * (1 + number % 3)
 
 
-def step_times(arena: Arena, owner: int, numbers: list[int], learning_rate: float, optimizer: str = "adam") -> None:
+def step_times(arena: Arena, owner: int, numbers: list[int], learning_rate: float) -> None:
     """Body of a process that takes one step for each of the numbers."""
     torch.set_num_threads(1)
     shared = SharedTensor(arena, "model")
     gradient = torch.zeros(len(shared.value))
-    stepper = make_shared_optimizer([shared], [gradient], TrainConfig(hogwild_optimizer=optimizer), owner)
+    stepper = make_shared_optimizer([shared], [gradient], TrainConfig(), owner)
     value = torch.from_numpy(shared.value)
     for number in numbers:
         gradient.copy_(gradient_of(value, number))

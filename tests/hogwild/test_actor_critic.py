@@ -36,7 +36,7 @@ from asyncrl.models.sizes import trained_sizes
 from asyncrl.modes.hogwild import roles as hogwild_roles
 from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.parameter_server import ParameterServer
-from asyncrl.modes.hogwild.roles import build_hogwild_worker, build_parameter_server
+from asyncrl.modes.hogwild.roles import HogwildRoles, build_parameter_server
 from asyncrl.modes.hogwild.storage import Copies
 from asyncrl.observers.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
@@ -64,17 +64,19 @@ class Pair:
     def __init__(self, hyperparameters: Hyperparameters | None = None, **settings: Any) -> None:
         config = TrainConfig(**{**SETTINGS, **settings})
         plan = resolve(config, Machine(cores=2))
-        assert plan.hogwild is not None
         self.setup = RunSetup.create(config, plan, PROBE, Path("unused"), hyperparameters=hyperparameters)
         self.wakers = [Waker() for _ in range(3)]
-        self.server: ParameterServer = build_parameter_server(
-            self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
-        )
-        self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
+        self.server: ParameterServer = build_parameter_server(self.setup, self.wakers[0], self.wakers[1:], PhaseTimer())
+        self.workers = [self.new_worker(idx) for idx in range(2)]
         self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
         if not config.is_off_policy:
             self.shared.value += np.linspace(-0.5, 0.5, len(self.shared.value))  # a new critic says 0 everywhere
             self.server._publish()
+
+    def new_worker(self, worker_idx: int, **changes: Any) -> Any:
+        """A worker, of the setup with these changes."""
+        setup = dataclasses.replace(self.setup, **changes)
+        return HogwildRoles().worker(setup, worker_idx, self.wakers[:1], None)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -84,13 +86,18 @@ class Pair:
         self.setup.arena.close()
 
 
-@pytest.fixture(params=["shared", "shared, copied", "synced"])
-def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In each mode in which workers step; "copied" is what workers do whose networks are on another device."""
-    mode, _, is_copied = request.param.partition(", ")
+def pair_in(mode: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Pair:
+    """A pair in a mode; "shared, copied" is what workers do whose networks are on another device."""
+    mode, _, is_copied = mode.partition(", ")
     if is_copied:
         monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
-    found = Pair(hogwild_mode=mode)
+    return Pair(hogwild_mode=mode, **settings)
+
+
+@pytest.fixture(params=["shared", "shared, copied", "synced"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In each mode in which workers step."""
+    found = pair_in(request.param, monkeypatch)
     yield found
     found.close()
 
@@ -98,15 +105,15 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 def versions_of(worker: Any) -> set[float]:
     """What the first weight was at each row of the worker's next rollout."""
     seen = set()
-    request = worker._split._actions.request
+    request = worker._split.actions.request
 
     def looking_request(*args: Any) -> None:
         seen.add(float(worker._learner.model.heads[0][0].detach()[0, 0]))
         request(*args)
 
-    worker._split._actions.request = looking_request
+    worker._split.actions.request = looking_request
     worker.poll()
-    worker._split._actions.request = request
+    worker._split.actions.request = request
     return seen
 
 
@@ -194,17 +201,6 @@ def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) 
     torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-4)
 
 
-def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
-    pair = Pair(normalize_input=True)
-    SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
-    worker: Any = pair.workers[0]
-    worker._learner.begin()
-    model = worker._learner.model
-    torch.testing.assert_close(model.obs_mean, torch.tensor([3.0, -1.0]))
-    torch.testing.assert_close(model.obs_std, torch.tensor([2.0, 3.0]), atol=1e-4, rtol=1e-4)
-    pair.close()
-
-
 @pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
 def test_the_server_finds_the_returns_of_a_rollout_in_the_statistics_of_all(mode: str) -> None:
     pair = Pair(hogwild_mode=mode)
@@ -247,10 +243,7 @@ def move_units_at_each_step(pair: Pair, worker: Any) -> None:
 def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mode, _, is_copied = mode.partition(", ")
-    if is_copied:
-        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
-    pair = Pair(hogwild_mode=mode, num_gradients_to_combine=1)
+    pair = pair_in(mode, monkeypatch, num_gradients_to_combine=1)
     num_trained = 0
     updates = HogwildActorCritic.updates
 
@@ -305,14 +298,11 @@ def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_mean
 
 def test_the_steps_of_a_worker_that_died_are_reported_as_dropped_by_its_successor() -> None:
     pair = Pair()
-    worker, plan = pair.workers[0], pair.setup.plan.hogwild
-    assert plan is not None
-    worker.poll()
-    worker._clock.mark_steps_used(0)
-    worker.count_steps(7)  # of a rollout that it does not finish
-    successor = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    pair.workers[0].poll()
+    pair.setup.control.count_steps(0, 7)  # of a rollout that it does not finish
+    successor = pair.new_worker(0)
     assert successor.report().failures.num_dropped == 7
-    third = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    third = pair.new_worker(0)
     assert third.report().failures.num_dropped == 0
     for each in (successor, third):
         each.close()
@@ -447,7 +437,7 @@ def test_the_parameter_server_of_a_resumed_run_changes_no_value(tmp_path: Path, 
 
     resumed = RunSetup.create(pair.setup.config, pair.setup.plan, PROBE, Path("unused"), path)
     waker = Waker()
-    build_parameter_server(resumed, pair.setup.plan.hogwild, waker, [], PhaseTimer())
+    build_parameter_server(resumed, waker, [], PhaseTimer())
     torch.testing.assert_close(values(resumed), values(pair.setup))
     assert ReturnUnits(resumed.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
     waker.close()
@@ -561,10 +551,7 @@ def gradient_of_ppo(pair: Pair, weights: torch.Tensor, units: tuple[float, float
 def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted_whoever_moved_them(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mode, _, is_copied = mode.partition(", ")
-    if is_copied:
-        monkeypatch.setattr(hogwild_roles, "_copies_on", lambda device: Copies.FOLLOWING)
-    pair = Pair(**PPO, hogwild_mode=mode, num_gradients_to_combine=1, normalize_returns=False)
+    pair = pair_in(mode, monkeypatch, **PPO, num_gradients_to_combine=1, normalize_returns=False)
     worker: Any = pair.workers[0]
     learner, other = worker._learner, pair.workers[1]
     finish_rollout(pair, worker)
@@ -573,10 +560,8 @@ def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted
 
     def step_after_others(batch: Any, learning_rate: float) -> Any:
         finish_rollout(pair, other)
-        pulled_before = not steps and mode != "shared"
-        weights = learner._flat.data.clone() if pulled_before else torch.from_numpy(pair.shared.value.copy())
-        if is_copied and not steps:
-            weights = learner._flat.data.clone()  # the first step is at the copy that has acted
+        is_at_copy = not steps and mode != "shared"  # the first step is at the copy that has acted
+        weights = learner._flat.data.clone() if is_at_copy else torch.from_numpy(pair.shared.value.copy())
         figures, log_ratio = take_step(batch, learning_rate)
         valid = torch.from_numpy(worker._slots.valid[0])
         stored = torch.from_numpy(worker._slots.log_prob[0])[valid]
@@ -590,7 +575,7 @@ def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted
     finish_rollout(pair, worker)
     assert len(steps) == 3
     assert min(steps[1:]) > 1e-3, "others have moved the weights away from the policy that acted"
-    assert (steps[0] < 1e-5) == (mode != "shared" or is_copied != ""), "a first step is at the copy that has acted"
+    assert (steps[0] < 1e-5) == (mode != "shared"), "a first step is at the copy that has acted"
     pair.close()
 
 
@@ -684,11 +669,7 @@ def test_a_worker_acts_at_random_until_its_first_update_whatever_the_policy_says
 
 def test_each_worker_and_each_resumption_draws_random_numbers_of_its_own() -> None:
     pair = Pair(**SAC)
-    plan = pair.setup.plan.hogwild
-    assert plan is not None
-    resumed = dataclasses.replace(pair.setup, first_env_steps=1000)
-    again = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
-    third = build_hogwild_worker(resumed, plan, 0, pair.wakers[0])
+    again, third = pair.new_worker(0), pair.new_worker(0, first_env_steps=1000)
 
     def drawn(worker: Any) -> tuple[Any, ...]:
         generators = worker._sampler.generator, worker._learner._generator
@@ -726,7 +707,9 @@ def test_a_synced_worker_of_sac_acts_with_networks_that_only_its_own_updates_ref
     [("shared", {}), ("synced", {}), ("gradients", {}), ("shared", SAC), ("synced", SAC)],
     ids=["shared-a2c", "synced-a2c", "gradients-a2c", "shared-sac", "synced-sac"],
 )
-def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, settings: dict[str, Any]) -> None:
+def test_common_statistics_of_observations_are_published_and_begin_a_rollout(
+    mode: str, settings: dict[str, Any]
+) -> None:
     pair = Pair(**settings, normalize_input=True, hogwild_mode=mode)
     SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
     pair.server._refresh()
@@ -734,10 +717,9 @@ def test_the_server_publishes_the_statistics_of_observations_of_all(mode: str, s
     model, block = pair.server._learner.model, torch.empty(pair.server._learner.block_size)
     WeightsChannel(pair.setup.arena).read(block.numpy(), 0)
     found = [model.statistics, block[-len(model.statistics) :]]
-    if mode == "gradients":  # its workers have no statistics but the published ones
-        worker: Any = pair.workers[0]
-        worker._learner.begin()
-        found.append(worker._learner.model.statistics)
+    if not settings:  # a rollout begins with them
+        pair.workers[0]._learner.begin()
+        found.append(pair.workers[0]._learner.model.statistics)
     for statistics in found:
         torch.testing.assert_close(statistics[:4], torch.tensor([3.0, -1.0, 2.0, 3.0]), atol=1e-4, rtol=1e-4)
     pair.close()
@@ -749,7 +731,7 @@ def test_each_worker_has_its_networks_on_its_own_device(settings: dict[str, Any]
     plan = pair.setup.plan.hogwild
     assert plan is not None
     two = dataclasses.replace(plan, devices=("cpu", "cpu:0"))  # the same memory by two names
-    workers: list[Any] = [build_hogwild_worker(pair.setup, two, idx, pair.wakers[0]) for idx in range(2)]
+    workers = [pair.new_worker(idx, plan=dataclasses.replace(pair.setup.plan, hogwild=two)) for idx in range(2)]
     assert [str(worker._learner.device) for worker in workers] == ["cpu", "cpu:0"]
     for worker in workers:
         worker.close()

@@ -61,19 +61,6 @@ def test_a_writer_that_dies_leaves_its_entry_as_it_was_before() -> None:
     arena.close()
 
 
-def test_one_who_stands_still_while_writing_keeps_nobody_from_learning_more() -> None:
-    arena = shared_arena(2)
-    shared = SharedMoments(arena, "obs")
-    MergedMoments(shared, owner=1).update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
-    other = MergedMoments(shared, owner=2)
-    next_place = (arena.words("moments.obs.written")[1] + 1) % 2
-    arena.array("moments.obs.values")[1, next_place] = 99.0  # a writer stops here, before it says so
-    other.update(torch.tensor([[5.0, 1.0]]))
-    other.merge()
-    assert (other.count, other.mean.tolist()) == (3, [3.0, 3.0])
-    arena.close()
-
-
 def test_a_process_in_the_place_of_another_goes_on_with_its_entry() -> None:
     arena = shared_arena(1)
     shared = SharedMoments(arena, "obs")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
+from small_runs import new_control
 from tensor_envs import AsTensors
 from tensor_groups import CPU, NUM_ENVS, NumberedSentinel, sentinels, tensor_group
 
@@ -53,9 +54,8 @@ def worker_of(
     """A worker with a replay, which has written as many rows as it may write."""
     replay = DeviceReplay(SPEC, NUM_ENVS, ReplayPlan(SIZE, 1, 1.0, 0.0), CPU)
     limits: Any = SimpleNamespace(may_step=lambda split, row, steps: row < num_rows)
-    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
     group = tensor_group(AsTensors(sentinels(mode)))
-    worker = DeviceReplayWorker(group, learner, replay, limits, CPU, 0, control, exploration)
+    worker = DeviceReplayWorker(group, learner, replay, limits, CPU, 0, new_control(), exploration)
     for _ in range(num_rows):
         assert worker.poll() == 0.0
     return worker, replay

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from layouts import vector_observation
-from small_runs import planned
+from small_runs import new_control, planned
 from tensor_envs import make_cart_pole
 
 from asyncrl.config.schema import TrainConfig
@@ -35,8 +34,7 @@ def recurrent_datasets(max_episode_steps: int, count: int) -> list[Dataset]:
     config = TrainConfig(encoder_mlp_layers=[8], **settings)
     learner = OnPolicyLearner(ActorCritic(CART_POLE, config), config, CPU)
     group = TensorEnvGroup(make_cart_pole(NUM_ENVS, max_episode_steps), 7, CART_POLE, "raw", CPU)
-    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
-    worker = DeviceWorker(group, learner, CART_POLE, plan, CPU, 0, control)
+    worker = DeviceWorker(group, learner, CART_POLE, plan, CPU, 0, new_control())
     datasets = []
     for _ in range(count):
         worker.poll()

@@ -248,7 +248,7 @@ def test_an_environment_that_raises_is_recreated_and_its_episode_dropped() -> No
     filled.control.has_finished_episode = True
     filled.fill(0)
     assert [filled.marks(column) for column in range(4)] == [
-        ".. |.aaa".replace(" ", ""),
+        "..|.aaa",
         "..|.aaa",
         "aaaaa|.",
         "aaaaa|.",

@@ -13,9 +13,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policy_envs import MarkingPolicies
 from probe_envs import Sentinel
-from small_runs import BOX, ScriptedEnv, SlotFiller, planned, small_arena
+from small_runs import BOX, ScriptedEnv, SlotFiller, new_control, new_recovery, planned, small_arena
 
-from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import as_agents_env
@@ -91,11 +90,9 @@ def test_the_policy_goes_on_across_slots_and_changes_where_one_begins_with_an_ep
 
 
 def test_an_environment_that_fails_begins_another_episode_with_the_row_after_the_lost_step() -> None:
-    control = RunControl(small_arena(planned(num_workers=1))[0], 1)
-    control.has_finished_episode = True
     failing, renewed = scripted(GO, GO), scripted(GO, GO, GO)
     failing.steps[1] = ZeroDivisionError()
-    recovery = Recovery(FailureLog(0, TrainConfig(), control), lambda: renewed, lambda env, steps: 0)
+    recovery = new_recovery(lambda: renewed)
     filled = Filled(lambda spec: EnvGroup([failing], [0], 0, spec, "raw", recovery), BOX, 1, 4)
     assert filled.slots.valid[0, :, 0].tolist() == [False, False, True, True]
     assert filled.policies(0) == "11222"
@@ -135,9 +132,6 @@ def test_in_a_vectorized_environment_the_policy_changes_with_the_episode_in_the_
 
 
 def test_when_a_vectorized_environment_fails_all_columns_begin_an_episode() -> None:
-    control = RunControl(small_arena(planned(num_workers=1))[0], 1)
-    control.has_finished_episode = True
-
     class Failing(SyncVectorEnv):
         num_calls = 0
 
@@ -151,8 +145,7 @@ def test_when_a_vectorized_environment_fails_all_columns_begin_an_episode() -> N
         return Failing([lambda: NumberedSentinel(3)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
 
     spec = read_spec(NumberedSentinel(0), "Sentinels")
-    recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env, steps: 0)
-    filled = Filled(lambda spec: VectorEnvGroup(make(), 7, 0, spec, "raw", recovery), spec, 2, 4)
+    filled = Filled(lambda spec: VectorEnvGroup(make(), 7, 0, spec, "raw", new_recovery(make)), spec, 2, 4)
     before, after = filled.slots.policy_idx[0, 2], filled.slots.policy_idx[0, 3]
     assert not filled.slots.valid[0, 2].any()
     np.testing.assert_array_equal(after, before + 1)
@@ -190,8 +183,8 @@ def test_agents_change_their_policy_where_a_slot_begins_with_the_reset_observati
 
 
 def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_seed() -> None:
-    def drawn(seed: int) -> list[int]:
-        choose = choose_by_name("random", 4, BOX, seed)
+    def drawn(seed: int, mapping: str = "random") -> list[int]:
+        choose = choose_by_name(mapping, 4, BOX, seed)
         return [choose(SINGLE_AGENT, 0, episode) for episode in range(8000)]
 
     first = drawn(1)
@@ -201,6 +194,7 @@ def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_
     pairs = np.bincount(4 * np.array(first[:-1]) + np.array(first[1:]))
     assert (((pairs - 7999 / 16) ** 2) / (7999 / 16)).sum() < 37.7  # 15 degrees of freedom
     assert drawn(1) == first != drawn(2)
+    assert drawn(1, "by_space") == first, "all agents have the same spaces"
 
 
 def test_shared_is_policy_0_and_independent_the_agents_own() -> None:
@@ -233,11 +227,6 @@ def test_by_space_draws_among_the_block_of_the_agents_spaces() -> None:
     assert np.bincount(drawn["wide"])[3:].min() > 900 and min(drawn["wide"]) == 3
 
 
-def test_by_space_is_random_if_all_agents_have_the_same_spaces() -> None:
-    by_space, at_random = (choose_by_name(mapping, 3, BOX, 5) for mapping in ("by_space", "random"))
-    assert [by_space(SINGLE_AGENT, 0, 0) for _ in range(99)] == [at_random(SINGLE_AGENT, 0, 0) for _ in range(99)]
-
-
 @pytest.mark.parametrize("wrong", [7, -1, "1", None, 1.0])
 def test_a_function_must_return_the_number_of_a_policy(wrong: Any) -> None:
     mapping = PolicyMapping(lambda agent, env_idx, episode: wrong, 2, ["hare"], 1, 5)
@@ -264,7 +253,7 @@ def test_groups_of_a_run_draw_from_streams_of_their_own() -> None:
         env="CartPole-v1", env_backend="gym", num_workers=1, num_envs_per_worker=64, worker_num_splits=2
     )
     plan = dataclasses.replace(planned(num_workers=1, num_envs_per_worker=64, worker_num_splits=2), num_policies=3)
-    log = FailureLog(0, config, RunControl(small_arena(planned(num_workers=1))[0], 1))
+    log = FailureLog(0, config, new_control())
 
     def begun(split_idx: int, env_steps: int = 0, mapping: str = "random") -> list[int]:
         spec = read_spec(gymnasium.make("CartPole-v1"), "CartPole-v1")

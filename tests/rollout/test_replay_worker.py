@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from replay_workers import ENDLESS, Worker
-from small_runs import BOX, planned
+from small_runs import BOX, new_control
 
-from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.modes.choice import arena_specs
 from asyncrl.observers.reports import Phase
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog
@@ -113,9 +110,7 @@ def test_no_transition_starts_from_a_step_that_failed_or_leads_across_it(failure
 
 @pytest.mark.parametrize(("algo", "kept"), [("sac", "stay in the replay"), ("ppo", "are dropped")])
 def test_the_warning_of_a_failure_says_what_becomes_of_the_samples(algo: str, kept: str) -> None:
-    control = RunControl(Arena.create(arena_specs(BOX, planned(num_workers=1), num_weights=1)), 1)
-    control.has_finished_episode = True
-    log = FailureLog(0, TrainConfig(algo=algo), control)
+    log = FailureLog(0, TrainConfig(algo=algo), new_control(has_finished_episode=True))
     log.note_failure(EnvironmentCallFailed(3, 7, "raised"))
     (warning,) = log.take().warnings
     assert warning.endswith(f"the samples of its unfinished episode {kept}")

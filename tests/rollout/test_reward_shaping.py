@@ -12,19 +12,18 @@ import pytest
 from agent_envs import ComeAndGo, Shaped
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policy_envs import MarkingPolicies
-from small_runs import SlotFiller, planned, small_arena
+from small_runs import SlotFiller, new_recovery, planned, small_arena
 
-from asyncrl.buffers.control import RunControl, TrainingInfo
+from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import as_agents_env
 from asyncrl.envs.interface import default_reward_shaping, give_training_info
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
-from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
+from asyncrl.rollout.failures import EnvironmentCallFailed
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.rollout.worker import LocalActions
@@ -138,8 +137,6 @@ class ThirdTellingFails:
 
 @pytest.mark.parametrize("is_vectorized", [True, False])
 def test_an_environment_that_fails_to_take_it_later_is_recreated(is_vectorized: bool) -> None:
-    control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=2))[0], 1)
-    control.has_finished_episode = True
     told, made = ThirdTellingFails(), []
 
     def make() -> Any:
@@ -149,8 +146,7 @@ def test_an_environment_that_fails_to_take_it_later_is_recreated(is_vectorized: 
         inner.set_reward_shaping = told.set_reward_shaping
         return env
 
-    recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
-    env = make()
+    recovery, env = new_recovery(make), make()
     group: HostEnvGroup
     if is_vectorized:
         spec = dataclasses.replace(read_spec(Bonus(), "Bonus"), is_vectorized=True)

@@ -48,14 +48,10 @@ class Worker:
         return {split_idx: len(env.taken) for split_idx, env in self.envs.items()}
 
 
-def test_without_a_slot_a_worker_waits() -> None:
-    run = Worker()
-    assert run.worker.poll() == WAIT_S
-    assert run.actions.asked == []
-
-
 def test_one_split_steps_while_the_other_waits_for_its_actions() -> None:
     run = Worker()
+    assert run.worker.poll() == WAIT_S, "without a slot it asks for nothing"
+    assert run.actions.asked == []
     run.grant(5, split_idx=3)
     run.grant(0, split_idx=2)
     assert run.worker.poll() == 0.0
@@ -89,7 +85,6 @@ def test_a_slot_is_handed_over_when_its_last_row_has_a_value_and_not_before() ->
     assert (run.slots.state(4), run.ready.pop_all(), run.learner.count) == (SlotState.READY, [4], 1)
     run.slots.take(4)
     assert run.splits[2].place is None
-    assert not run.splits[2].can_advance
 
 
 def test_slots_granted_together_are_filled_one_after_the_other() -> None:

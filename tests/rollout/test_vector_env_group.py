@@ -15,10 +15,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
 from probe_envs import Sentinel
-from small_runs import planned, small_arena
+from small_runs import new_recovery
 from unavoidable import needs_envpool
 
-from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -26,7 +25,7 @@ from asyncrl.envs.factory import check_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec, spec_of_spaces
-from asyncrl.rollout.failures import FailureLog, Recovery, WrongObservation
+from asyncrl.rollout.failures import WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup, row_flags
 
 NUM_ENVS, ROLLOUT = 3, 60
@@ -52,10 +51,7 @@ class Filled:
             self.made.append(make_run_vector_env(config, NUM_ENVS))
             return self.made[-1]
 
-        plan = planned(num_workers=1, num_envs_per_worker=NUM_ENVS)
-        self.control = RunControl(small_arena(plan)[0], 1)
-        recovery = Recovery(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", new_recovery(make))
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -149,10 +145,7 @@ def test_the_final_observation_of_a_terminated_episode_may_be_no_number(
 ) -> None:
     env = SyncVectorEnv([lambda: Exploding(when), lambda: Exploding("never")], autoreset_mode=mode)
     spec = spec_of_spaces(env.single_observation_space, env.single_action_space, "Exploding", None)
-    control = RunControl(small_arena(planned())[0], 1)
-    control.has_finished_episode = True
-    recovery = Recovery(FailureLog(0, TrainConfig(), control), lambda: env, lambda env_idx, steps: steps)
-    group = VectorEnvGroup(env, 7, 0, spec, "raw", recovery)
+    group = VectorEnvGroup(env, 7, 0, spec, "raw", new_recovery(lambda: env))
     obs = np.empty((2, 2), np.float32)
     group.reset(obs)
     valid = []
@@ -224,12 +217,18 @@ class FinalObsInOneBatch(VectorWrapper):
 NEVER_STORED = 1e4
 NUM_SENTINELS, SENTINEL_ROLLOUT, NUM_SLOTS = 4, 9, 12
 KINDS = [
-    pytest.param(mode, nested, batched, id=f"{mode.name}{'-nested' * nested}{'-batched' * batched}")
+    pytest.param((mode, nested, batched), id=f"{mode.name}{'-nested' * nested}{'-batched' * batched}")
     for mode in AutoresetMode
     for nested in (False, True)
     for batched in ((False, True) if mode == AutoresetMode.SAME_STEP else (False,))
 ]
-in_each_mode = pytest.mark.parametrize(("mode", "nested", "batched"), KINDS)
+in_each_mode = pytest.mark.parametrize("run", KINDS, indirect=True)
+
+
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest) -> FilledBySentinels:
+    """Slots that are filled once for all tests that read them."""
+    return FilledBySentinels(*request.param)
 
 
 def sentinels(mode: AutoresetMode, nested: bool, batched: bool) -> VectorEnv[Any, Any, Any]:
@@ -243,6 +242,7 @@ class FilledBySentinels:
 
     def __init__(self, mode: AutoresetMode, nested: bool, batched: bool) -> None:
         spec = read_spec(NumberedSentinel(0, nested), "Sentinels")
+        self.mode = mode
         self.group = VectorEnvGroup(sentinels(mode, nested, batched), 7, 0, spec, "raw")
         shape = (NUM_SLOTS, SENTINEL_ROLLOUT, NUM_SENTINELS)
         self.action = np.random.default_rng(0).uniform(-0.4, 0.4, (*shape, 2)).astype(np.float32)
@@ -272,9 +272,9 @@ def flat_sentinel(observation: Any) -> np.ndarray:
 
 @in_each_mode
 def test_a_valid_row_is_the_step_of_a_single_environment_in_the_same_state(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     num_ends = {"terminated": 0, "truncated": 0}
     for slot, row, env in np.argwhere(run.valid):
         number, episode, step = (int(part) for part in run.obs[slot, row, env])
@@ -293,9 +293,9 @@ def test_a_valid_row_is_the_step_of_a_single_environment_in_the_same_state(
 
 @in_each_mode
 def test_the_row_after_a_truncation_is_not_valid_and_the_next_episode_follows_it(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     num_lost = 0
     for slot, row, env in np.argwhere(~run.valid):
         if row > 0:
@@ -324,9 +324,9 @@ def test_the_row_after_a_truncation_is_not_valid_and_the_next_episode_follows_it
 
 @in_each_mode
 def test_a_slot_begins_where_the_one_before_ended_or_with_the_next_episode(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     num_begun = 0
     for slot in range(1, NUM_SLOTS):
         held = [env for env in range(NUM_SENTINELS) if run.holds_final_obs(slot - 1, env)]
@@ -340,9 +340,9 @@ def test_a_slot_begins_where_the_one_before_ended_or_with_the_next_episode(
 
 @in_each_mode
 def test_episodes_are_those_of_the_environments_lost_steps_included(
-    mode: AutoresetMode, nested: bool, batched: bool
+    run: FilledBySentinels,
 ) -> None:
-    run = FilledBySentinels(mode, nested, batched)
+    mode = run.mode
     singles, expected = [NumberedSentinel(number) for number in range(NUM_SENTINELS)], []
     played = [[0.0, 0, False] for single in singles if single.reset()]
     for actions in run.action.reshape(-1, NUM_SENTINELS, 2):
@@ -376,11 +376,8 @@ class Renewed:
             self.made.append(sentinels(mode, False, False))
             return self.made[-1]
 
-        control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=NUM_SENTINELS))[0], 1)
-        control.has_finished_episode = True
-        recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
         spec = read_spec(NumberedSentinel(0), "Sentinels")
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", new_recovery(make))
         self.obs = np.empty((NUM_SENTINELS, 3), np.float32)
         self.group.reset(self.obs)
         self.num_rows = np.zeros(NUM_SENTINELS, int)  # valid ones of each one's episode

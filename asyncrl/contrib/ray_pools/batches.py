@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.shared_tensors import FloatArray, WorkerState
+from asyncrl.buffers.shared_tensors import FloatArray
 from asyncrl.contrib.ray_pools.settings import ClusterSettings
+from asyncrl.contrib.ray_pools.worker_states import WorkerState
 from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout
 from asyncrl.observers.reports import Report
 from asyncrl.processes.children import RunFailed

@@ -20,10 +20,11 @@ from collections.abc import Mapping, Sequence
 
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.shared_tensors import RUN, WorkerState, WorkerStates
+from asyncrl.buffers.shared_tensors import RUN
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import PLACES_OF_A_WORKER
 from asyncrl.contrib.ray_pools.batches import Sender, SentGradients
+from asyncrl.contrib.ray_pools.worker_states import WorkerState, WorkerStates
 from asyncrl.run.setup import RunSetup
 
 _LOOK_EVERY_S = 0.1

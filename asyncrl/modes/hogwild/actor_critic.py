@@ -31,6 +31,11 @@ _MIN_CHANGE_OF_UNITS = 0.01
 _CPU = torch.device("cpu")
 
 
+def _without_limit(config: TrainConfig) -> TrainConfig:
+    """The settings without the limit of the standard deviation, which needs one owner of the weights."""
+    return config.model_copy(update={"final_stddev": None})
+
+
 class HogwildActorCritic(OnPolicyLearner):
     """Learns from rollouts of its own."""
 
@@ -57,9 +62,9 @@ class HogwildActorCritic(OnPolicyLearner):
             channel: published weights, which `begin` takes in place of shared ones.
             meter: measures the staleness of a worker's updates, and may bound it.
         """
-        # The limit of the deviation needs one owner of the weights.
-        super().__init__(model, config.model_copy(update={"final_stddev": None}), device, storage)
+        super().__init__(model, _without_limit(config), device, storage)
         self._take_step = self._take_step_from_newest
+        self._storage = storage
         self._meter = meter
         self._channel = channel
         self._publication = 0
@@ -171,8 +176,15 @@ class HogwildActorCritic(OnPolicyLearner):
         self._statistics.update(raw_obs, raw_returns)
 
 
-class ServerActorCritic(HogwildActorCritic):
+class ServerActorCritic(OnPolicyLearner):
     """The learner of the parameter server: it updates the units of returns, and checkpoints are saved from it."""
+
+    def __init__(self, model: ActorCritic, config: TrainConfig, storage: ParameterStore, units: ReturnUnits) -> None:
+        super().__init__(model, _without_limit(config), _CPU, storage)
+        self._units = units
+        _, mean, std = units.read()
+        model.return_mean.fill_(mean)
+        model.return_std.fill_(std)
 
     def follow(self, policy_version: int) -> None:
         """Adopts the workers' progress, before a publication or a checkpoint; moments are merged already.
@@ -181,15 +193,14 @@ class ServerActorCritic(HogwildActorCritic):
         """
         self.policy_version = policy_version
         returns, obs = self._statistics.return_moments, self._statistics.obs_moments
-        if self._units is not None and self._config.normalize_returns and returns.count > 0:
+        if self._config.normalize_returns and returns.count > 0:
             mean, std = returns.mean.float(), returns.std.float()
             old_mean, old_std = self.model.return_mean, self.model.return_std
             has_mean_changed = bool((mean - old_mean).abs() > _MIN_CHANGE_OF_UNITS * old_std)
             if has_mean_changed or bool((std / old_std).log().abs() > _MIN_CHANGE_OF_UNITS):
-                self._units.begin()
-                self.model.renormalize_returns(mean, std)
-                self._units.values[:] = [float(mean), float(std)]
-                self._units.end()
+                with self._units.changing():
+                    self.model.renormalize_returns(mean, std)
+                    self._units.values[:] = [float(mean), float(std)]
         if self._config.normalize_input:
             self.model.set_obs_statistics(obs.mean, obs.std)
 

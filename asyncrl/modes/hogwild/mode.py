@@ -94,10 +94,6 @@ def _arrays(
     return specs
 
 
-def _private_bytes(spec: EnvSpec, plan: ResourcePlan) -> int:
-    return plan.num_workers * arena_size(private_specs(spec, plan))
-
-
 HOGWILD = dataclasses.replace(
     TRAJECTORIES,
     applies=lambda plan: plan.hogwild is not None,
@@ -105,7 +101,7 @@ HOGWILD = dataclasses.replace(
     arrays=_arrays,
     roles="asyncrl.modes.hogwild.roles:HogwildRoles",
     find_spec_problems=_spec_problems,
-    private_bytes=_private_bytes,
+    private_bytes=lambda spec, plan: plan.num_workers * arena_size(private_specs(spec, plan)),
     shared_sizes=shared_sizes,
     learner_grants_slots=False,
     trains_in_datasets=False,

@@ -23,11 +23,12 @@ from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, SharedTensor, saved_worker_steps
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.plan import HogwildPlan, ReplayPlan
+from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import acting_seed
 from asyncrl.inference.acting import make_act
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.transfer import begin_with
@@ -45,19 +46,17 @@ from asyncrl.modes.hogwild.storage import Copies, InitialStorage, SendingStorage
 from asyncrl.modes.hogwild.worker import (
     HogwildSacWorker,
     HogwildTrajectoryWorker,
-    HogwildWorker,
     OwnActions,
     PrivateSlot,
     WorkerParts,
 )
 from asyncrl.modes.learner_parts import LearnerParts
-from asyncrl.modes.roles import Exchange, Roles, Worker
+from asyncrl.modes.replay.mode import replay_of
+from asyncrl.modes.roles import Exchange, ProcessRoles, Worker, build_env_groups
 from asyncrl.observers.reports import PhaseTimer
 from asyncrl.processes.memory import keep_freed_memory
 from asyncrl.processes.own_settings import own_settings, with_own_settings
-from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import HostEnvGroup
-from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.sinks import SlotSink, StripeSink
 from asyncrl.rollout.worker import Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
@@ -67,40 +66,60 @@ _POLL_S = 0.01
 _CPU = torch.device("cpu")
 
 
-class HogwildRoles(Roles):
+class HogwildRoles(ProcessRoles):
     """Workers that train, and a parameter server in the place of the learner."""
 
     def prepare(self, setup: RunSetup) -> None:
         """The parameter server writes the initial parameters."""
 
     def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
-        return build_hogwild_worker(setup, hogwild_of(setup.plan), worker_idx, learners[0])
+        channel, control = WeightsChannel(setup.arena), setup.control
+        while channel.num_publications == 0 and not control.ended:
+            time.sleep(_POLL_S)
+        hogwild, arena = hogwild_of(setup.plan), Arena.create(private_specs(setup.spec, setup.plan))
+        bound = setup.config.hogwild_max_staleness if hogwild.mode != "gradients" else None
+        count_turn = functools.partial(control.count_turn, worker_idx)  # while it waits for the lock, it has not hung
+        lock = None if bound is None else PushLock(setup.arena, count_turn)
+        device = torch.device(hogwild.device_of(worker_idx))
+        if device.type == "cpu" and setup.spec.observation.has_images:
+            keep_freed_memory()
+        parts = WorkerParts(
+            worker_idx=worker_idx,
+            control=control,
+            clock=_clock(setup),
+            arena=arena,
+            phases=PhaseTimer(),
+            meter=StalenessMeter(_trained(setup), worker_idx + 1, bound, lock),
+            device=device,
+            seed=acting_seed(setup.seed, worker_idx, setup.seed_steps),
+        )
+        (group,) = build_env_groups(setup, worker_idx).values()
+        if setup.plan.replay is not None:
+            return _build_sac_worker(setup, parts, group)
+        return _build_trajectory_worker(setup, parts, group, learners[0])
 
     @with_own_settings
     def learner(
         self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
     ) -> tuple[LearnerWorker, Exchange | None]:
         parts = LearnerParts.begin(setup)
-        return parts.worker(
-            build_parameter_server(setup, hogwild_of(setup.plan), waker, workers, parts.context.phases)
-        ), None
+        return parts.worker(build_parameter_server(setup, waker, workers, parts.context.phases)), None
 
 
 def build_parameter_server(
-    setup: RunSetup, hogwild: HogwildPlan, waker: Waker, workers: Sequence[Waker], phases: PhaseTimer
+    setup: RunSetup, waker: Waker, workers: Sequence[Waker], phases: PhaseTimer
 ) -> ParameterServer:
     """Builds the parameter server, which publishes the initial parameters, or those of a checkpoint.
 
     Args:
         setup: the run.
-        hogwild: its mode.
         waker: wakes the parameter server.
         workers: wakes the workers, by their number.
         phases: the parameter server's time is charged here.
     """
     _initialize(setup)
-    config, arena, storage = setup.config, setup.arena, SharedStorage(setup.arena, RUN)
-    publisher = WeightsPublisher(WeightsChannel(arena), 0)
+    config, arena, hogwild = setup.config, setup.arena, hogwild_of(setup.plan)
+    storage, publisher = SharedStorage(arena, RUN), WeightsPublisher(WeightsChannel(arena), 0)
     resumed = () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
     clock = _clock(setup, resumed)
     learner: ServerActorCritic | SacLearner
@@ -114,104 +133,58 @@ def build_parameter_server(
         if hogwild.mode == "gradients":
             count, how = hogwild.num_gradients_to_combine, config.combine_gradients
             combiner = GradientCombiner(learner, GradientPlaces(arena), count, how, clock, workers)
-    trained = SharedTensor(arena, CRITIC if config.is_off_policy else MODEL)
+    trained = _trained(setup)
     return ParameterServer(learner, storage, trained, publisher, waker, clock, setup.control, config, phases, combiner)
 
 
-def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int, server: Waker) -> HogwildWorker:
-    """Builds a worker with its environments, all reset, after the parameter server has published parameters.
-
-    Args:
-        setup: the run.
-        hogwild: its mode.
-        worker_idx: number of the worker.
-        server: wakes the parameter server.
-    """
-    channel = WeightsChannel(setup.arena)
-    while channel.num_publications == 0 and not setup.control.ended:
-        time.sleep(_POLL_S)
-    own = setup.plan.of_one_worker
-    arena = Arena.create(private_specs(setup.spec, setup.plan))
-    meter = _meter(setup, hogwild, worker_idx)
-    device = torch.device(hogwild.device_of(worker_idx))
-    if device.type == "cpu" and setup.spec.observation.has_images:
-        keep_freed_memory()
-    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer(), meter, device)
-    seed = acting_seed(setup.seed, worker_idx, setup.seed_steps)
-    failures = FailureLog(worker_idx, setup.config, setup.control)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
-    if (info := setup.control.newest_training_info) is not None:
-        group.set_training_info(info)
-    if own.replay is not None:
-        return _build_sac_worker(setup, hogwild, own.replay, parts, group, seed)
-    return _build_trajectory_worker(setup, hogwild, parts, group, seed, server)
-
-
 def _build_trajectory_worker(
-    setup: RunSetup,
-    hogwild: HogwildPlan,
-    parts: WorkerParts,
-    group: HostEnvGroup,
-    seed: int,
-    server: Waker,
+    setup: RunSetup, parts: WorkerParts, group: HostEnvGroup, server: Waker
 ) -> HogwildTrajectoryWorker:
-    config, device, worker_idx = _of_rollouts(setup.learner_config, hogwild), parts.device, parts.worker_idx
+    hogwild, device = hogwild_of(setup.plan), parts.device
+    config, units, channel, places = _config_of_rollouts(setup.learner_config, hogwild), None, None, None
     with own_settings():
         copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
-        shared = SharedStorage(setup.arena, worker_idx + 1, copies, parts.meter)
+        shared = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
+        storage: ParameterStore = shared
         if hogwild.mode == "gradients":
-            places = GradientPlaces(setup.arena)
-            learner = HogwildActorCritic(
-                make_model(ActorCritic, setup.spec, config),
-                config.model_copy(update={"max_grad_norm": 0.0}),  # the combined gradient is clipped, not its parts
-                SendingStorage(shared, places, worker_idx, server),
-                units=None,
-                device=device,
-                channel=WeightsChannel(setup.arena),
-                meter=parts.meter,
-            )
+            channel, places = WeightsChannel(setup.arena), GradientPlaces(setup.arena)
+            storage = SendingStorage(shared, places, parts.worker_idx, server)
+            config = config.model_copy(update={"max_grad_norm": 0.0})  # the combined gradient is clipped, not its parts
         else:
-            places = None
-            learner = HogwildActorCritic(
-                make_model(ActorCritic, setup.spec, config),
-                config,
-                shared,
-                ReturnUnits(setup.arena),
-                device,
-                has_copies=copies is not Copies.NONE,
-                meter=parts.meter,
-            )
+            units = ReturnUnits(setup.arena)
+        learner = HogwildActorCritic(
+            make_model(ActorCritic, setup.spec, config),
+            config,
+            storage,
+            units,
+            device,
+            has_copies=copies is not Copies.NONE,
+            channel=channel,
+            meter=parts.meter,
+        )
         slots = TrajectorySlots(parts.arena)
         slots.reset()
-        act = learner.act_in_units(make_act(learner.model, device, seed))
-        exploration = learner.model.make_exploration(config, slots, 1, seed)
+        act = learner.act_in_units(make_act(learner.model, device, parts.seed))
+        exploration = learner.model.make_exploration(config, slots, 1, parts.seed)
         actions = OwnActions(act, slots, lambda: learner.policy_version, exploration)
-    sink = SlotSink(0, group, slots, PrivateSlot(slots))
-    split = Split(0, group, sink, actions, parts.phases)
+    split = Split(0, group, SlotSink(0, group, slots, PrivateSlot(slots)), actions, parts.phases)
     return HogwildTrajectoryWorker(parts, split, slots, learner, places, setup.plan.recurrence)
 
 
-def _build_sac_worker(
-    setup: RunSetup,
-    hogwild: HogwildPlan,
-    replay: ReplayPlan,
-    parts: WorkerParts,
-    group: HostEnvGroup,
-    seed: int,
-) -> HogwildSacWorker:
+def _build_sac_worker(setup: RunSetup, parts: WorkerParts, group: HostEnvGroup) -> HogwildSacWorker:
     # Each worker draws other noise; Hogwild workers do not read `exploration_noise`.
-    config = setup.learner_config.model_copy(update={"seed": seed, "exploration_noise": "white"})
+    config = setup.learner_config.model_copy(update={"seed": parts.seed, "exploration_noise": "white"})
     with own_settings():
         actor, device = make_model(SacActor, setup.spec, config), parts.device
         # An update has several steps, each at the weights that the one before has left: copies follow each of them.
-        copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
+        copies = Copies.FOLLOWING if hogwild_of(setup.plan).mode == "synced" else _copies_on(device)
         storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
-        note_update = functools.partial(parts.control.count_turn, parts.worker_idx)
-        learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter, note_update)
-        learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
+        count_turn = functools.partial(parts.control.count_turn, parts.worker_idx)
+        learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter, count_turn)
+        learner.follow(parts.meter.num_updates)
         stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
-        act_trained = make_act(actor, device, seed)
-        untrained = UniformPolicy(actor.distribution, seed, actor.layout)
+        act_trained = make_act(actor, device, parts.seed)
+        untrained = UniformPolicy(actor.distribution, parts.seed, actor.layout)
         begins_trained = config.init_from is not None  # its critics may be new
         actions = OwnActions(
             lambda obs, state: (
@@ -219,11 +192,12 @@ def _build_sac_worker(
             ),
             stripes,
             lambda: parts.meter.num_updates,
-            actor.make_exploration(config, stripes, 1, seed),
+            actor.make_exploration(config, stripes, 1, parts.seed),
         )
         sampler = ReplaySampler(
-            stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=seed
+            stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=parts.seed
         )
+    replay = replay_of(setup.plan.of_one_worker)
     return HogwildSacWorker(
         parts,
         split=Split(0, group, StripeSink(0, group, stripes, limits), actions, parts.phases),
@@ -249,15 +223,12 @@ def _initialize(setup: RunSetup) -> None:
     storage.finish()
 
 
-def _meter(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int) -> StalenessMeter:
-    """What measures the staleness of a worker's updates; while it waits for the lock, it does not count as hung."""
-    trained = SharedTensor(setup.arena, CRITIC if setup.config.is_off_policy else MODEL)
-    control, bound = setup.control, setup.config.hogwild_max_staleness if hogwild.mode != "gradients" else None
-    lock = None if bound is None else PushLock(setup.arena, lambda: control.count_turn(worker_idx))
-    return StalenessMeter(trained, worker_idx + 1, bound, lock)
+def _trained(setup: RunSetup) -> SharedTensor:
+    """The tensor whose steps count as updates."""
+    return SharedTensor(setup.arena, CRITIC if setup.config.is_off_policy else MODEL)
 
 
-def _of_rollouts(config: TrainConfig, hogwild: HogwildPlan) -> TrainConfig:
+def _config_of_rollouts(config: TrainConfig, hogwild: HogwildPlan) -> TrainConfig:
     """The settings with passes and minibatches of one worker's rollout.
 
     The decoupled objective is for samples of several policies; the policy that collected a rollout is its only one.

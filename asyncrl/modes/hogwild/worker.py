@@ -39,7 +39,6 @@ from asyncrl.modes.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.modes.hogwild.staleness import StalenessMeter
 from asyncrl.observers.reports import Phase, PhaseTimer, RolloutReport, SampleAges
 from asyncrl.processes.own_settings import own_settings, with_own_settings
-from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, Split
 
 _SLOT = 0
@@ -47,7 +46,7 @@ _SLOT = 0
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What every worker needs; `arena` is its private memory, and its networks are on `device`."""
+    """What every worker needs. `arena` is its private memory, its networks are on `device`, `seed` is for actions."""
 
     worker_idx: int
     control: RunControl
@@ -56,6 +55,7 @@ class WorkerParts:
     phases: PhaseTimer
     meter: StalenessMeter
     device: torch.device
+    seed: int
 
 
 class PrivateSlot:
@@ -77,9 +77,10 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
 
     waiting_for = Phase.WAIT_UPDATES
 
-    def __init__(self, parts: WorkerParts, group: EnvironmentGroup) -> None:
-        """Takes ownership of the environments and of the memory."""
-        super().__init__(parts.worker_idx, [group], parts.control, parts.phases)
+    def __init__(self, parts: WorkerParts, split: Split) -> None:
+        """Takes ownership of the split, whose environments are reset, and of the memory."""
+        super().__init__(parts.worker_idx, [split.group], parts.control, parts.phases)
+        self._split = split
         self._clock = parts.clock
         self._arena = parts.arena
         self._meter = parts.meter
@@ -117,19 +118,14 @@ class HogwildTrajectoryWorker(HogwildWorker):
         places: GradientPlaces | None,
         recurrence: int,
     ) -> None:
-        """Takes ownership of the split, whose environments are reset.
-
-        Gradients go to `places`; the learner applies them if that is None.
-        """
-        super().__init__(parts, split.group)
-        self._split = split
+        """Gradients go to `places`; the learner applies them if that is None."""
+        super().__init__(parts, split)
         self._slots = slots
         self._batcher = Batcher(slots, slots.num_envs, recurrence)
         self._learner = learner
         self._places = places
         self._updates: Iterator[Progress] | None = None  # of the rollout that is being trained on
-        split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
-        self._clock.mark_steps_used(self.worker_idx)
+        split.group.note_dropped(self._clock.use_steps(self.worker_idx))
 
     def _work(self) -> float:
         """Collects one rollout and learns from it; makes one gradient of it at a time if gradients go to places."""
@@ -147,7 +143,7 @@ class HogwildTrajectoryWorker(HogwildWorker):
 
     def _train(self) -> float:
         for progress in self._updates or ():
-            self._clock.mark_steps_used(self.worker_idx)
+            self._clock.use_steps(self.worker_idx)
             self._control.count_turn(self.worker_idx)  # passes over a rollout may take long
             if self._control.ended:
                 break
@@ -157,7 +153,7 @@ class HogwildTrajectoryWorker(HogwildWorker):
         if self._updates is not None:
             self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
         self._updates = None
-        self._clock.mark_steps_used(self.worker_idx)
+        self._clock.use_steps(self.worker_idx)
         self._slots.free(_SLOT)
         self.phases.charge(Phase.TRAIN)
         return 0.0
@@ -169,10 +165,9 @@ class HogwildTrajectoryWorker(HogwildWorker):
         self.phases.charge(Phase.FETCH)
         self._split.begin()
         while self._split.place is not None:
-            self.count_steps(self._split.advance())
+            self._control.count_steps(self.worker_idx, self._split.advance())
             if self._control.ended:
-                self._split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
-                self._clock.mark_steps_used(self.worker_idx)
+                self._split.group.note_dropped(self._clock.use_steps(self.worker_idx))
                 return None
         self._slots.take(_SLOT)
         with own_settings():
@@ -197,9 +192,8 @@ class HogwildSacWorker(HogwildWorker):
         learner: SacLearner,
         config: TrainConfig,
     ) -> None:
-        """Takes ownership of the split, whose environments are reset; `limiter` limits its steps by the updates."""
-        super().__init__(parts, split.group)
-        self._split = split
+        """`limiter` limits the steps by the updates."""
+        super().__init__(parts, split)
         self._limiter = limiter
         self._sampler = sampler
         self._learner = learner
@@ -228,7 +222,7 @@ class HogwildSacWorker(HogwildWorker):
         self._limiter.release()
         if not self._split.begin():
             return WAIT_S
-        self.count_steps(self._split.advance())
+        self._control.count_steps(self.worker_idx, self._split.advance())
         self.phases.charge(Phase.OTHER)
         return 0.0
 

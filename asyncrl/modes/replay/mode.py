@@ -22,10 +22,6 @@ def replay_of(plan: ResourcePlan) -> ReplayPlan:
     return plan.replay
 
 
-def _problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    return replay_problems(config, replay_of(plan), plan)
-
-
 def _replay_too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     """The problem of a replay that does not fit into memory."""
     size = replay_of(plan).size
@@ -71,7 +67,7 @@ def _arrays(
 
 REPLAY = Mode(
     applies=lambda plan: plan.replay is not None,
-    find_problems=_problems,
+    find_problems=lambda config, plan: replay_problems(config, replay_of(plan), plan),
     arrays=_arrays,
     memory_problem=_replay_too_large,
     find_spec_problems=_spec_problems,

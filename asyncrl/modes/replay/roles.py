@@ -7,7 +7,7 @@ With central inference the acting policy answers in a mailbox of one action for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.messages import Waker
@@ -16,15 +16,15 @@ from asyncrl.config.algorithms import imported
 from asyncrl.learner.worker import LearnerWorker
 from asyncrl.modes.learner_parts import LearnerParts, build_replay_loop
 from asyncrl.modes.replay.mode import replay_of
-from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
-from asyncrl.observers.reports import PhaseTimer
+from asyncrl.modes.roles import ActingRoles, Exchange
 from asyncrl.processes.own_settings import with_own_settings
-from asyncrl.rollout.worker import RolloutWorker, Split
+from asyncrl.rollout.env_group import HostEnvGroup
+from asyncrl.rollout.sinks import Sink
 from asyncrl.run.setup import RunSetup
 from asyncrl.storage.checkpoint import load
 
 
-class ReplayRoles(Roles):
+class ReplayRoles(ActingRoles):
     """Workers that write rows into their stripes, and a learner that samples them."""
 
     def prepare(self, setup: RunSetup) -> None:
@@ -36,19 +36,15 @@ class ReplayRoles(Roles):
     def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
         return _stripes(setup)
 
-    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
-        phases = PhaseTimer()
-        actions = self.actions(setup, worker_idx, server, phases)
-        groups, stripes = build_env_groups(setup, worker_idx), _stripes(setup)
+    def sink_maker(
+        self, setup: RunSetup, worker_idx: int, groups: Mapping[int, HostEnvGroup], learners: Sequence[Waker]
+    ) -> Callable[[int, HostEnvGroup], Sink]:
+        stripes, limits = _stripes(setup), ReplayLimits(setup.arena)
         if setup.steps_at_restart is not None:
             for split_idx in groups:
                 stripes.close_episodes(split_idx)
-        make_sink, limits = imported(replay_of(setup.plan).kind.sink), ReplayLimits(setup.arena)
-        splits = [
-            Split(split_idx, group, make_sink(split_idx, group, stripes, limits, learners[0]), actions, phases)
-            for split_idx, group in groups.items()
-        ]
-        return RolloutWorker(worker_idx, splits, setup.control, phases)
+        make_sink = imported(replay_of(setup.plan).kind.sink)
+        return lambda split_idx, group: make_sink(split_idx, group, stripes, limits, learners[0])
 
     @with_own_settings
     def learner(

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Sequence
 
 from asyncrl.buffers.arena import ArraySpec
 from asyncrl.buffers.control import control_specs
 from asyncrl.buffers.layout import SharedSizes, opponent_prefix, policy_prefix, prefixed_specs, slot_specs
 from asyncrl.buffers.messages import ring_specs
 from asyncrl.buffers.weights import weights_specs
-from asyncrl.config.errors import Problem
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.modes.trajectories.mode import TRAJECTORIES, trajectory_problems
-
-
-def _problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    # An iteration is a number of whole slots anyway.
-    return trajectory_problems(config, plan, needs_whole_rounds=False)
 
 
 def _arrays(
@@ -53,7 +47,8 @@ def _learner_specs(plan: ResourcePlan) -> list[ArraySpec]:
 SLOT_POOLS = dataclasses.replace(
     TRAJECTORIES,
     applies=lambda plan: plan.has_slot_pools,
-    find_problems=_problems,
+    # An iteration is always a number of whole slots.
+    find_problems=functools.partial(trajectory_problems, needs_whole_rounds=False),
     arrays=_arrays,
     roles="asyncrl.modes.slot_pools.roles:SlotPoolRoles",
     learner_grants_slots=False,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.layout import trajectory_fields
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slot_pool import SlotPool
@@ -19,22 +18,17 @@ from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.policy_source import PolicySource
 from asyncrl.learner.worker import LearnerWorker
 from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
-from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
+from asyncrl.modes.roles import Exchange
+from asyncrl.modes.trajectories.roles import TrajectoryRoles
 from asyncrl.observers.reports import PhaseTimer
 from asyncrl.processes.own_settings import with_own_settings
-from asyncrl.rollout.sinks import PooledSlots, SlotSink
-from asyncrl.rollout.worker import RolloutWorker, Split
+from asyncrl.rollout.env_group import HostEnvGroup
+from asyncrl.rollout.sinks import PooledSlots, SlotSource
 from asyncrl.run.setup import RunSetup
 
 
-class SlotPoolRoles(Roles):
+class SlotPoolRoles(TrajectoryRoles):
     """Workers whose columns are played by several policies, and a learner for each policy that trains."""
-
-    def prepare(self, setup: RunSetup) -> None:
-        TrajectorySlots(setup.arena).reset()
-
-    def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
-        return TrajectorySlots(setup.arena)
 
     @with_own_settings
     def acting_policy(
@@ -52,49 +46,44 @@ class SlotPoolRoles(Roles):
         slots = TrajectorySlots(setup.arena)
         return ActingPolicies([each for each in policies if isinstance(each, ActingPolicy)], slots, seed, phases)
 
-    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
-        arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
-        actions = self.actions(setup, worker_idx, server, phases)
-        groups, slots = build_env_groups(setup, worker_idx), TrajectorySlots(arena)
-        pools = {split_idx: SlotPool(arena, slots, plan, split_idx) for split_idx in groups}
-        weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
-        source = PooledSlots(slots, pools, groups, learners, weights)
-        splits = [
-            Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions, phases)
-            for split_idx, group in groups.items()
-        ]
-        return RolloutWorker(worker_idx, splits, setup.control, phases)
-
     @with_own_settings
     def learner(
         self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
     ) -> tuple[LearnerWorker, Exchange | None]:
-        parts = LearnerParts.begin(setup)
-        source = _build_policy_source(setup, workers)
+        parts, arena, plan, slots = LearnerParts.begin(setup), setup.arena, setup.plan, TrajectorySlots(setup.arena)
+        assert slots.filled is not None
+        own_rows = {field.name: field.row_shape for field in trajectory_fields(setup.spec, plan.rnn_state_size)}
+        rows = PolicyRows(
+            policy_idx=setup.policy_idx or 0,
+            slots=slots,
+            columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
+            num_datasets=plan.num_batches_to_accumulate,
+            recurrence=plan.recurrence,
+            max_policy_lag=plan.max_policy_lag,
+            steady_lag_bound=plan.steady_lag_bound,
+            row_shapes=own_rows,
+        )
+        source = PolicySource(
+            rows=rows,
+            filled=slots.filled,
+            taken=arena.words("taken"),
+            ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
+            workers=workers,
+            slots_per_worker=plan.worker_num_splits * plan.slots_per_split,
+            is_async=plan.async_rl,
+        )
         loop = build_trajectory_loop(parts, parts.on_policy_learner(), source, source, look)
         return parts.worker(loop), source
 
-
-def _build_policy_source(setup: RunSetup, workers: Sequence[Waker]) -> PolicySource:
-    arena, plan, slots = setup.arena, setup.plan, TrajectorySlots(setup.arena)
-    assert slots.filled is not None
-    own_rows = {field.name: field.row_shape for field in trajectory_fields(setup.spec, plan.rnn_state_size)}
-    rows = PolicyRows(
-        policy_idx=setup.policy_idx or 0,
-        slots=slots,
-        columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
-        num_datasets=plan.num_batches_to_accumulate,
-        recurrence=plan.recurrence,
-        max_policy_lag=plan.max_policy_lag,
-        steady_lag_bound=plan.steady_lag_bound,
-        row_shapes=own_rows,
-    )
-    return PolicySource(
-        rows=rows,
-        filled=slots.filled,
-        taken=arena.words("taken"),
-        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
-        workers=workers,
-        slots_per_worker=plan.worker_num_splits * plan.slots_per_split,
-        is_async=plan.async_rl,
-    )
+    def _slot_source(
+        self,
+        setup: RunSetup,
+        slots: TrajectorySlots,
+        worker_idx: int,
+        groups: Mapping[int, HostEnvGroup],
+        learners: Sequence[Waker],
+    ) -> SlotSource:
+        plan = setup.plan
+        pools = {split_idx: SlotPool(setup.arena, slots, plan, split_idx) for split_idx in groups}
+        weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
+        return PooledSlots(slots, pools, groups, learners, weights)

@@ -90,7 +90,7 @@ class TensorEnvGroup(EnvironmentGroup):
             obs, _ = self._env.reset(seed=seed)
         except ENVIRONMENT_EXCEPTIONS as error:
             raise self._call_failed(0, "reset", error) from error
-        self._note_reset(0)
+        self._begun_before.clear()
         if self._training_info.reward_shaping:
             self._begin_episodes(range(self.num_envs))
         return self._rows_of(obs, "reset").clone()

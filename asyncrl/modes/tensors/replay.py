@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from asyncrl.buffers.replay import UNKNOWN_VERSION, ReplayStripes, rows_per_stripe
+from asyncrl.buffers.replay import FIELDS, UNKNOWN_VERSION, ReplayStripes, replay_specs
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.spec import EnvSpec, stored_action
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.checkpoint import SavedReplay
 
 
@@ -23,25 +23,17 @@ class DeviceReplay(ReplayStripes):
         Raises:
             torch.OutOfMemoryError: the device has too little of it.
         """
-        rows = (1, rows_per_stripe(1, num_envs, replay.size), num_envs)
-        action_dtype, action_shape = stored_action(spec.action)
-        fields = {
-            "obs": (spec.observation.row_dtype, (spec.observation.row_size,)),
-            "action": (action_dtype, action_shape),
-            "reward": ("float32", ()),
-            "terminated": ("bool", ()),
-            "truncated": ("bool", ()),
-        }
-        self._fields = {
-            name: torch.zeros((*rows, *shape), dtype=getattr(torch, dtype), device=device)
-            for name, (dtype, shape) in fields.items()
-        }
-        self._fields["valid"] = np.zeros(rows, dtype=np.bool_)
+        specs = {spec.name: spec for spec in replay_specs(spec, 1, num_envs, replay.size)}
+        self._fields = {}
+        for name in FIELDS[:-1]:
+            field = specs[f"replay.{name}"]
+            self._fields[name] = torch.zeros(field.shape, dtype=getattr(torch, field.dtype), device=device)
+        self._fields["valid"] = np.zeros(specs["replay.valid"].shape, dtype=np.bool_)
         self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid = self._fields.values()
         self.priority = None
-        self.policy_version = np.full(rows[:2], UNKNOWN_VERSION, dtype=np.int32)
+        self.policy_version = np.full(self.valid.shape[:2], UNKNOWN_VERSION, dtype=np.int32)
         self.num_rows, self._env_steps = [0], [0]
-        self.num_splits, self.capacity, self.num_envs = rows
+        self.num_splits, self.capacity, self.num_envs = self.valid.shape
 
     def content(self) -> SavedReplay:
         """See `ReplayStripes`; a copy in the host's memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -12,10 +12,10 @@ from asyncrl.envs.factory import acting_seed, make_run_vector_env, vector_env_se
 from asyncrl.evaluation.building import build_evaluation_workers, published_teams
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import EvaluationWorker
-from asyncrl.learner.worker import LearnerLoop, LearnerWorker
+from asyncrl.learner.worker import LearnerLoop
 from asyncrl.models.exploration import make_action_noise
 from asyncrl.modes.learner_parts import LearnerParts, build_replay_loop, build_trajectory_loop
-from asyncrl.modes.roles import Exchange, Roles, SerialRoles, Worker
+from asyncrl.modes.roles import Roles, SerialRoles
 from asyncrl.modes.tensors.env_group import TensorEnvGroup
 from asyncrl.modes.tensors.evaluation import EvaluatingGroup, SimulatorEvaluation
 from asyncrl.modes.tensors.replay import DeviceReplay
@@ -23,22 +23,12 @@ from asyncrl.modes.tensors.worker import DeviceReplayWorker, DeviceWorker
 from asyncrl.run.setup import RunSetup
 from asyncrl.storage.checkpoint import load
 
-_ONE_PROCESS = "environments of tensors run in one process only"
-
 
 class TensorRoles(Roles):
     """A worker that shares the model with the learner."""
 
     def prepare(self, setup: RunSetup) -> None:
         """Nothing is shared with other processes."""
-
-    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
-        raise NotImplementedError(_ONE_PROCESS)
-
-    def learner(
-        self, setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
-    ) -> tuple[LearnerWorker, Exchange | None]:
-        raise NotImplementedError(_ONE_PROCESS)
 
     def serial(self, setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
         config, plan, parts = setup.config, setup.plan, LearnerParts.begin(setup)

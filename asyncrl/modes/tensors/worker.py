@@ -43,6 +43,7 @@ class DeviceWorker(RolloutWorkerBase):
     Environments, the learner's model and the dataset are on `device`; `seed` is for drawing actions.
     """
 
+    waiting_for = Phase.WAIT_SLOTS
     ready = ()  # there are no slots
 
     def __init__(
@@ -68,10 +69,6 @@ class DeviceWorker(RolloutWorkerBase):
         self.dropped_samples = 0
         self._last_rows = group.reset()
         self._last_state = torch.zeros((group.num_envs, plan.rnn_state_size), dtype=torch.float32, device=device)
-
-    @property
-    def waiting_for(self) -> Phase:
-        return Phase.WAIT_SLOTS
 
     def poll(self) -> float:
         """Collects one trajectory of each environment unless the dataset is full; returns seconds to wait."""
@@ -141,7 +138,7 @@ class DeviceWorker(RolloutWorkerBase):
         if not is_finite:
             raise self._group.not_finite()
         self._num_valid += counts[0]
-        self.count_steps(counts[0])
+        self._control.count_steps(0, counts[0])
         self._group.record_ends(ends, counts[1])
         self.phases.charge(Phase.OTHER)
 
@@ -151,6 +148,8 @@ class DeviceReplayWorker(RolloutWorkerBase):
 
     Environments, the learner's model and the replay are on `device`; `seed` is for drawing actions.
     """
+
+    waiting_for = Phase.WAIT_UPDATES
 
     def __init__(
         self,
@@ -173,10 +172,6 @@ class DeviceReplayWorker(RolloutWorkerBase):
         self._generator = torch.Generator(device).manual_seed(seed)
         self._uniform = UniformPolicy(learner.model.distribution, seed, learner.model.layout)
         replay.obs_at((0, replay.num_rows[0])).copy_(group.reset())
-
-    @property
-    def waiting_for(self) -> Phase:
-        return Phase.WAIT_UPDATES
 
     def poll(self) -> float:
         """Writes one row if the learner allows it; returns seconds to wait."""
@@ -202,7 +197,7 @@ class DeviceReplayWorker(RolloutWorkerBase):
         rows.valid[:] = flags[: replay.num_envs]
         num_steps = int(rows.valid.sum())
         replay.publish(0, num_steps)
-        self.count_steps(num_steps)
+        self._control.count_steps(0, num_steps)
         self._group.record_ends([step.ends], int(flags[replay.num_envs : -1].sum()))
         self.phases.charge(Phase.STEP)
         return 0.0

@@ -109,11 +109,6 @@ def _spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> It
         yield Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))
 
 
-def _has_trained_steps(plan: ResourcePlan, env_steps: int) -> bool:
-    """Whether there were environment steps: all of them are trained on."""
-    return env_steps > 0
-
-
 def _arrays(
     spec: EnvSpec, plan: ResourcePlan, num_weights: Sequence[int], shared: SharedSizes | None
 ) -> list[ArraySpec]:
@@ -130,7 +125,7 @@ TRAJECTORIES = Mode(
     arrays=_arrays,
     memory_problem=_slots_too_large,
     find_spec_warnings=_spec_warnings,
-    is_past_warm_up=_has_trained_steps,
+    is_past_warm_up=lambda plan, env_steps: env_steps > 0,
     roles="asyncrl.modes.trajectories.roles:TrajectoryRoles",
     learner_grants_slots=True,
 )

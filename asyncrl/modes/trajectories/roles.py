@@ -8,7 +8,7 @@ learner --published weights--> whoever acts, evaluation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from asyncrl.buffers.inference_buffer import InferenceBuffer
 from asyncrl.buffers.messages import IndexRing, Waker
@@ -17,15 +17,14 @@ from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.worker import LearnerWorker
 from asyncrl.modes.learner_parts import LearnerParts, build_trajectory_loop
-from asyncrl.modes.roles import Exchange, Roles, Worker, build_env_groups
-from asyncrl.observers.reports import PhaseTimer
+from asyncrl.modes.roles import ActingRoles, Exchange
 from asyncrl.processes.own_settings import with_own_settings
-from asyncrl.rollout.sinks import GrantedSlots, SlotSink
-from asyncrl.rollout.worker import RolloutWorker, Split
+from asyncrl.rollout.env_group import HostEnvGroup
+from asyncrl.rollout.sinks import GrantedSlots, Sink, SlotSink, SlotSource
 from asyncrl.run.setup import RunSetup
 
 
-class TrajectoryRoles(Roles):
+class TrajectoryRoles(ActingRoles):
     """Workers that fill granted slots, and a learner that trains on them and grants them again."""
 
     def prepare(self, setup: RunSetup) -> None:
@@ -34,17 +33,12 @@ class TrajectoryRoles(Roles):
     def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
         return TrajectorySlots(setup.arena)
 
-    def worker(self, setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None) -> Worker:
-        arena, phases = setup.arena, PhaseTimer()
-        actions = self.actions(setup, worker_idx, server, phases)
-        granted, ready = (IndexRing(arena, f"{name}.{worker_idx}") for name in ("granted", "ready"))
-        slots = TrajectorySlots(arena)
-        source = GrantedSlots(slots, granted, ready, learners[0])
-        splits = [
-            Split(split_idx, group, SlotSink(split_idx, group, slots, source), actions, phases)
-            for split_idx, group in build_env_groups(setup, worker_idx).items()
-        ]
-        return RolloutWorker(worker_idx, splits, setup.control, phases)
+    def sink_maker(
+        self, setup: RunSetup, worker_idx: int, groups: Mapping[int, HostEnvGroup], learners: Sequence[Waker]
+    ) -> Callable[[int, HostEnvGroup], Sink]:
+        slots = TrajectorySlots(setup.arena)
+        source = self._slot_source(setup, slots, worker_idx, groups, learners)
+        return lambda split_idx, group: SlotSink(split_idx, group, slots, source)
 
     @with_own_settings
     def learner(
@@ -64,3 +58,15 @@ class TrajectoryRoles(Roles):
         batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
         loop = build_trajectory_loop(parts, parts.on_policy_learner(), exchange, batcher, look)
         return parts.worker(loop), exchange
+
+    def _slot_source(
+        self,
+        setup: RunSetup,
+        slots: TrajectorySlots,
+        worker_idx: int,
+        groups: Mapping[int, HostEnvGroup],
+        learners: Sequence[Waker],
+    ) -> SlotSource:
+        """Where the splits of a worker get their slots."""
+        granted, ready = (IndexRing(setup.arena, f"{name}.{worker_idx}") for name in ("granted", "ready"))
+        return GrantedSlots(slots, granted, ready, learners[0])

@@ -15,12 +15,13 @@ from small_runs import BOX, CountingWaker, planned
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
-from asyncrl.buffers.shared_tensors import GlobalClock, SharedMoments, SharedTensor, WorkerStates
+from asyncrl.buffers.shared_tensors import GlobalClock, SharedMoments, SharedTensor
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import PLACES_OF_A_WORKER as PLACES
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools.batches import SentGradients
 from asyncrl.contrib.ray_pools.sent_gradients import GradientReceiver, GradientSender
+from asyncrl.contrib.ray_pools.worker_states import WorkerStates
 from asyncrl.models.sizes import SharedSizes
 from asyncrl.modes.choice import arena_specs
 from asyncrl.run.setup import RunSetup
@@ -63,7 +64,7 @@ class Pool:
         game.num_made += 1
         mark = [worker, version, game.num_made]
         self.places.write(place, np.array(mark, np.float32), self.places.last_number(worker) + 1)
-        self.clock.mark_steps_used(worker)
+        self.clock.use_steps(worker)
         return True
 
     def move(self) -> None:
@@ -194,9 +195,8 @@ def test_statistics_and_dropped_steps_outlive_a_pool() -> None:
     game.setup.control.count_steps(0, 5)
     game.replace(0)
     new = game.pools[0]
-    assert new.clock.unused_steps(0) == 5, "the worker reports them as dropped"
+    assert new.clock.use_steps(0) == 5, "the worker reports them as dropped"
     assert new.moments.entry(1)[0] == ROLLOUT
-    new.clock.mark_steps_used(0)
     for _ in range(3):
         new.move()
     assert new.compute(0)
@@ -204,7 +204,7 @@ def test_statistics_and_dropped_steps_outlive_a_pool() -> None:
         new.move()
     assert SharedMoments(game.arena, "obs").entry(1)[0] == 2 * ROLLOUT
     clock = GlobalClock(game.arena, game.setup.control, 4, 0, 10**9)
-    assert clock.unused_steps(0) == 0
+    assert clock.use_steps(0) == 0
 
 
 def test_dropped_steps_are_reported_once_though_the_next_pool_dies_before_its_first_gradient() -> None:
@@ -214,8 +214,7 @@ def test_dropped_steps_are_reported_once_though_the_next_pool_dies_before_its_fi
     for _ in range(3):
         game.replace(0)
         (pool, _) = game.pools
-        reported += pool.clock.unused_steps(0)
-        pool.clock.mark_steps_used(0)
+        reported += pool.clock.use_steps(0)
         for _ in range(3):
             pool.move()
     assert reported == 5
