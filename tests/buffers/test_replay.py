@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from replays import TaggedWriter, check_one_step, new_replay
 
-from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.buffers.replay import ReplayStripes, replay_specs, rows_per_stripe
+from asyncrl.buffers.replay_blocks import Block, deal_blocks
+from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.storage import checkpoint
 from asyncrl.storage.checkpoint import Checkpoint, SavedReplay
@@ -200,3 +203,40 @@ def test_stripes_tell_where_episodes_begin() -> None:
         rows.terminated[:], rows.truncated[:], rows.valid[:] = row == 5, False, [True, row != 6]
     found = [stripes.beginnings((0, row)).begins.tolist() for row in (5, 6, 7)]
     assert found == [[False, False], [True, True], [False, True]]
+
+
+def test_a_replay_holds_the_steps_it_was_asked_for_and_images_stay_bytes() -> None:
+    image = ObservationLayout((ObservationPart((), "image", (12,), "uint8"),))
+    spec = EnvSpec("Image", image, BoxAction((3,), (0.0,) * 3, (1.0,) * 3, "float32"), None)
+    shapes = {array.name: (array.dtype, array.shape) for array in replay_specs(spec, 2, 3, replay_size=61)}
+    assert rows_per_stripe(2, 3, 61) == 13  # 11 rows of 6 environments, and 2 that are being written
+    assert shapes["replay.obs"] == ("uint8", (2, 13, 3, 12))
+    assert shapes["replay.action"] == ("float32", (2, 13, 3, 3))
+    assert shapes["mailbox.action"] == ("float32", (2, 3, 3))
+
+
+def test_actions_reach_a_row_through_the_mailbox_of_their_split() -> None:
+    _, stripes = new_replay(2, 2, 5)
+    answer = SimpleNamespace(action=np.array([1, 0, 0, 1]))
+    stripes.answer((1, 3), slice(0, 2), answer, version=7, now=0.0)
+    stripes.answer((0, 9), slice(2, 4), answer, version=7, now=0.0)
+    assert stripes.store_action(1, 3).tolist() == [1, 0]
+    assert stripes.store_action(0, 9).tolist() == [0, 1]
+    assert stripes.action[1, 3].tolist() == [1, 0]
+    assert stripes.action[0, 9 % stripes.capacity].tolist() == [0, 1]
+    assert (stripes.policy_version[1, 3], stripes.policy_version[0, 9 % stripes.capacity]) == (7, 7)
+
+
+def test_blocks_are_dealt_from_the_newest_on_to_the_shortest_column() -> None:
+    # 2 stripes of 1 environment with 8 and 4 rows for 3 columns: blocks of one row, for which there is much room.
+    # In the order of their ages they are 7, 3', 6, 2', 5, 1', 4, 0', 3, 2, 1, 0, where ' marks the second stripe.
+    assert deal_blocks([8, 4], 1, 3, room=100) == [
+        [Block(0, 0, 2, 3), Block(0, 0, 4, 5), Block(1, 0, 2, 3), Block(0, 0, 7, 8)],
+        [Block(0, 0, 1, 2), Block(1, 0, 0, 1), Block(0, 0, 5, 6), Block(1, 0, 3, 4)],
+        [Block(0, 0, 0, 1), Block(0, 0, 3, 4), Block(1, 0, 1, 2), Block(0, 0, 6, 7)],
+    ]
+    # Room for 12 rows: four blocks of two steps and the observation after them.
+    assert deal_blocks([50], 1, 1, room=12) == [[Block(0, 0, start, start + 2) for start in (42, 44, 46, 48)]]
+    assert deal_blocks([0, 0], 2, 3, room=5) == [[], [], []]
+    (long,) = deal_blocks([10_000], 1, 1, room=10**6)
+    assert {block.stop - block.start for block in long[1:]} == {256}

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 HOGWILD = ("--backend=hogwild", "--algo=a2c")
 
+BACKENDS, IDS = ((), ("--backend=hogwild", "--algo=a2c")), ("actor-learner", "hogwild")
+
 
 def restarts(finished: FinishedRun) -> list[RestartReport]:
     return [report for report in finished.reports if isinstance(report, RestartReport)]
@@ -138,9 +140,13 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(start: Call
     assert goes_on.summary()["env_steps"] >= steps + 500
 
 
-def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(start: Callable[..., Command]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
+    start: Callable[..., Command], backend: tuple[str, ...]
+) -> None:
     # The steps take several seconds: the learner is killed before their end.
-    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", "--train_for_env_steps=20000")
+    num_steps = 100_000 if backend else 20_000
+    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", f"--train_for_env_steps={num_steps}", *backend)
     training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     first = pid_of(training, "learner")
