@@ -25,6 +25,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.autograd_step import AutogradStep
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.fast.array_update import ArrayUpdate
+from asyncrl.learner.fast.native_update import NativeUpdate
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 
@@ -76,7 +77,7 @@ def learner_for(spec: EnvSpec, **given: Any) -> OnPolicyLearner:
 def both_for(spec: EnvSpec, **given: Any) -> tuple[OnPolicyLearner, OnPolicyLearner]:
     """The same learner twice: one that updates in arrays, one by autograd."""
     arrays = learner_for(spec, **given)
-    assert isinstance(arrays._step, ArrayUpdate)
+    assert isinstance(arrays._step, (ArrayUpdate, NativeUpdate))
     with mock.patch.object(ArrayUpdate, "fits", return_value=False):
         autograd = learner_for(spec, **given)
     assert isinstance(autograd._step, AutogradStep)
@@ -264,7 +265,7 @@ def test_updates_are_made_in_arrays_where_that_is_known(
     observation: spaces.Space[Any], action: spaces.Space[Any], given: dict[str, Any], expected: bool
 ) -> None:
     learner = learner_for(spec_of_spaces(observation, action, "X", None), **given)
-    assert isinstance(learner._step, ArrayUpdate) == expected
+    assert isinstance(learner._step, (ArrayUpdate, NativeUpdate)) == expected
 
 
 class OwnActorCritic(ActorCritic):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from asyncrl import native
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.autograd_step import AutogradStep, ModelOutputs
 from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
+from asyncrl.learner.fast.native_update import NativeUpdate
 from asyncrl.learner.optimizer import FlatAdam, ParameterStore, scheduled
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.update_runner import Update, UpdateRunner, makes_graphs
 from asyncrl.models.flat import FlatParameters
 
-OptimizerStep = AutogradStep | ArrayUpdate | GraphedStep
+OptimizerStep = AutogradStep | ArrayUpdate | NativeUpdate | GraphedStep
 """Called with a minibatch and the learning rate, takes a step and returns its `FIGURES` [7] and log-ratios [B]."""
 
 
@@ -43,6 +45,9 @@ def choose_step(
     if can_capture and makes_graphs(config.compile, device, ranks.num_ranks):
         return GraphedStep(autograd, device, ranks.num_ranks)
     if ArrayUpdate.fits(model, config, device):
+        kernels = native.kernels()
+        if kernels is not None:
+            return NativeUpdate(kernels, model, flat, optimizer, ranks, config)
         return ArrayUpdate(model, flat, optimizer, ranks, config)
     return autograd
 

@@ -1,0 +1,175 @@
+"""Optimizer steps in C (`asyncrl.native`): the same as in NumPy, and faster for small networks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from asyncrl import native
+from asyncrl.algorithms.losses import NUM_LOSS_METRICS, Samples, needs_kl
+from asyncrl.algorithms.ppo import clip_range
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.optimizer import FlatAdam
+from asyncrl.learner.ranks import Ranks
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.distributions import FORBIDDEN, LOG_STD_RANGE, DiagonalGaussian
+from asyncrl.models.encoders import ObservationEncoder, PartialEncoder
+from asyncrl.models.flat import FlatParameters
+
+
+class NativeUpdate:
+    """Takes one optimizer step for each minibatch.
+
+    Attributes:
+        config: the settings of the loss; set it to change them.
+    """
+
+    def __init__(
+        self,
+        kernels: native.Kernels,
+        model: ActorCritic,
+        flat: FlatParameters,
+        optimizer: FlatAdam,
+        ranks: Ranks,
+        config: TrainConfig,
+    ) -> None:
+        """Prepares for a model that `ArrayUpdate.fits` and whose parameters are `flat`."""
+        self._kernels, self._optimizer, self._ranks = kernels, optimizer, ranks
+        self._gradient = flat.require_grad()
+        # C has pointers into the memory of these, so they must live as long as this object.
+        self._referenced: list[object] = [model, flat]
+        self._model = self._describe(model)
+        self._adam = self._describe_optimizer(config) if type(optimizer) is FlatAdam else None
+        self._scratch = torch.empty(0)
+        self._set_config(config)
+
+    @property
+    def config(self) -> TrainConfig:
+        return self._config
+
+    @config.setter
+    def config(self, config: TrainConfig) -> None:
+        if config is not self._config:
+            self._set_config(config)
+
+    def _set_config(self, config: TrainConfig) -> None:
+        self._config = config
+        clip, value_clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode), config.ppo_clip_value
+        self._loss = native.Loss(
+            algorithm=native.ALGORITHMS.index("ppo" if config.algorithm.uses_ratio else "a2c"),
+            needs_kl=needs_kl(config),
+            clips_value=value_clip is not None,
+            clip_low=clip.low,
+            clip_high=clip.high,
+            value_clip=value_clip or 0.0,
+            value_coeff=config.value_loss_coeff,
+            entropy_coeff=config.entropy_loss_coeff,
+            kl_coeff=config.kl_loss_coeff,
+        )
+
+    def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Takes one step, or leaves it out if the loss or the gradient is not finite; see `ArrayUpdate`."""
+        num_samples = len(batch.log_prob)
+        metrics, log_ratio = torch.zeros(NUM_LOSS_METRICS + 1), torch.empty(num_samples)
+        if num_samples == 0:
+            self._gradient.zero_()
+        else:
+            self._differentiate(batch, metrics, log_ratio)
+        if self._ranks.num_ranks > 1:
+            self._ranks.average([self._gradient, metrics[:NUM_LOSS_METRICS]], num_samples)
+        loss, limit = float(metrics[0]), self._config.max_grad_norm
+        if self._adam is not None:
+            metrics[NUM_LOSS_METRICS] = self._kernels.apply(self._adam, learning_rate, limit, loss)
+            return metrics, log_ratio
+        norm = float(torch.linalg.vector_norm(self._gradient))
+        if 0.0 < limit < norm + 1e-6:
+            self._gradient *= limit / (norm + 1e-6)
+        self._optimizer.step(learning_rate, torch.tensor(float(not math.isfinite(loss + norm))))
+        metrics[NUM_LOSS_METRICS] = norm
+        return metrics, log_ratio
+
+    def _differentiate(self, batch: Samples, metrics: Tensor, log_ratio: Tensor) -> None:
+        num_samples = len(log_ratio)
+        needed = self._kernels.scratch_size(self._model, num_samples)
+        if len(self._scratch) < needed:
+            self._scratch = torch.empty(needed)
+        given = native.Batch(
+            num_samples,
+            batch.floats.stride(0),
+            batch.action_parameters.stride(0),
+            batch.action.stride(0),
+            batch.floats.data_ptr(),
+            batch.action.data_ptr(),
+            batch.action_parameters.data_ptr(),
+            batch.log_prob.data_ptr(),
+            batch.advantage.data_ptr(),
+            batch.normalized_return.data_ptr(),
+            batch.normalized_value.data_ptr(),
+        )
+        memory = self._scratch.data_ptr(), metrics.data_ptr(), log_ratio.data_ptr()
+        self._kernels.gradient(self._model, self._loss, given, *memory)
+
+    def _describe(self, model: ActorCritic) -> native.Model:
+        distribution, layout = model.distribution, model.layout
+        log_std = model.log_std
+        policy_head, value_head = (_layer(*layer) for layer in model.heads)
+        return native.Model(
+            actor=self._encoder(model.actor),
+            critic=native.Encoder() if model.critic is None else self._encoder(model.critic),
+            policy_head=policy_head,
+            value_head=value_head,
+            log_std=None if log_std is None else log_std.data_ptr(),
+            log_std_gradient=None if log_std is None or log_std.grad is None else log_std.grad.data_ptr(),
+            has_critic=model.critic is not None,
+            activation=native.ACTIVATIONS.index(model.nonlinearity),
+            distribution=native.DISTRIBUTIONS.index(
+                "gaussian" if isinstance(distribution, DiagonalGaussian) else "categorical"
+            ),
+            num_actions=distribution.num_actions
+            if isinstance(distribution, DiagonalGaussian)
+            else distribution.num_parameters,
+            mask_column=layout.num_features if layout.num_mask else -1,
+            lowest_log_std=LOG_STD_RANGE[0],
+            highest_log_std=LOG_STD_RANGE[1],
+            forbidden_logit=FORBIDDEN,
+        )
+
+    def _encoder(self, encoder: ObservationEncoder | PartialEncoder) -> native.Encoder:
+        assert encoder.perceptron is not None
+        columns, layers = encoder.perceptron
+        described = (native.Layer * max(1, len(layers)))(*(_layer(*layer) for layer in layers))
+        if isinstance(columns, slice):
+            first, indices, num_inputs = columns.start or 0, None, columns.stop - (columns.start or 0)
+        else:
+            first, indices, num_inputs = 0, torch.tensor(columns, dtype=torch.int64), len(columns)
+        self._referenced += [described, indices]
+        return native.Encoder(
+            layers=described,
+            columns=None if indices is None else indices.data_ptr(),
+            num_layers=len(layers),
+            first_column=first,
+            num_inputs=num_inputs,
+        )
+
+    def _describe_optimizer(self, config: TrainConfig) -> native.Adam:
+        optimizer = self._optimizer
+        return native.Adam(
+            optimizer.parameters[0].data_ptr(),
+            self._gradient.data_ptr(),
+            optimizer.exp_avgs[0].data_ptr(),
+            optimizer.exp_avg_sqs[0].data_ptr(),
+            optimizer.steps[0].data_ptr(),
+            self._gradient.numel(),
+            config.adam_beta1,
+            config.adam_beta2,
+            config.adam_eps,
+        )
+
+
+def _layer(weight: Tensor, bias: Tensor) -> native.Layer:
+    assert weight.grad is not None and bias.grad is not None
+    memory = weight, bias, weight.grad, bias.grad
+    assert all(tensor.is_contiguous() for tensor in memory)
+    return native.Layer(*(tensor.data_ptr() for tensor in memory), weight.shape[1], weight.shape[0])
