@@ -1,7 +1,7 @@
-"""The native core: updates of small perceptrons in C, loaded with ctypes.
+"""The native core: small perceptrons in C, which act and are trained; loaded with ctypes.
 
-`hatch_build.py` compiles `core.c` and `kernels.c` into `_core.so` where a C compiler is found; without the library NumPy
-does the same work. `core.h` explains the records. The calls release the interpreter's lock.
+`hatch_build.py` compiles `core.c` and `kernels.c` into `_core.so` where a C compiler is found. Without the library,
+NumPy does the same work. `core.h` explains the records. The calls release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -116,12 +116,34 @@ class Adam(ctypes.Structure):
     ]
 
 
+class Request(ctypes.Structure):
+    """Observations that ask for actions, and where the answers go."""
+
+    _fields_ = [
+        ("num_rows", c_int64),
+        ("row_stride", c_int64),
+        ("num_floats", c_int64),
+        ("obs", c_void_p),
+        ("obs_mean", c_void_p),
+        ("obs_std", c_void_p),
+        ("obs_clip", c_float),
+        ("return_mean", c_void_p),
+        ("return_std", c_void_p),
+        ("noise", c_void_p),
+        ("action", c_void_p),
+        ("log_prob", c_void_p),
+        ("value", c_void_p),
+        ("parameters", c_void_p),
+    ]
+
+
 class Kernels(ctypes.Structure):
     """The functions for one instruction set."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("scratch_size", ctypes.CFUNCTYPE(c_int64, POINTER(Model), c_int64)),
+        ("act", ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Request), c_void_p)),
         (
             "gradient",
             ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Loss), POINTER(Batch), c_void_p, c_void_p, c_void_p),

@@ -57,10 +57,25 @@ typedef struct {
     double beta1, beta2, epsilon;
 } Adam;
 
+/* Observations that ask for actions, and where the answers go. */
+typedef struct {
+    int64_t num_rows, row_stride, num_floats;
+    const float *obs;                  /* [B, F], raw */
+    const float *obs_mean, *obs_std;   /* [F]; NULL: observations are not normalized */
+    float obs_clip;
+    const float *return_mean, *return_std; /* [1] */
+    const float *noise;                /* [B, A] standard normal, or [B, A] exponential */
+    void *action;                      /* [B, A] float32, or [B] int64 */
+    float *log_prob, *value;           /* [B] */
+    float *parameters;                 /* [B, P], of the distributions */
+} Request;
+
 typedef struct {
     const char *name;
     /* Floats of working memory that a minibatch of B samples needs. */
     int64_t (*scratch_size)(const Model *model, int64_t num_samples);
+    /* Samples an action for each row. The scratch memory also holds the normalized observations [B, F] at its end. */
+    void (*act)(const Model *, const Request *, float *scratch);
     /* Writes the gradient of the loss; `metrics` [6] are loss, policy, value, entropy and KL loss, and KL;
      * `log_ratio` [B] the log-probability of each action minus that of the batch. */
     void (*gradient)(const Model *, const Loss *, const Batch *, float *scratch, float *metrics, float *log_ratio);

@@ -458,7 +458,7 @@ static int64_t num_outputs(const Model *model) { return model->policy_head.outpu
 static int64_t scratch_size(const Model *model, int64_t B) {
     int64_t width = larger(widest(&model->actor), larger(num_outputs(model), widest(&model->critic)));
     int64_t features = features_size(&model->actor, B) + (model->has_critic ? features_size(&model->critic, B) : 0);
-    return features + B * num_outputs(model) + 4 * B + 2 * B * width + (larger(B, width) + 1) * PANEL + 16 * LANES;
+    return features + B * num_outputs(model) + 3 * B + 2 * B * width + (larger(B, width) + 1) * PANEL + 16 * LANES;
 }
 
 /* Writes the gradient with respect to the log-probabilities; returns the mean loss. */
@@ -501,21 +501,38 @@ static float value_loss(const Loss *loss, const Batch *batch, float *values) {
     return (float)(sum / (double)batch->num_samples);
 }
 
-static void gradient(const Model *model, const Loss *loss, const Batch *batch, float *scratch, float *metrics, float *log_ratio) {
+/* What the networks say of a batch, and the working memory. */
+typedef struct {
+    Pass actor_pass, critic_pass;
+    const Encoder *critic; /* the encoder whose features the value head reads */
+    Matrix features, critic_features;
+    float *outputs, *values, *log_prob, *log_prob_gradient, *features_gradient, *other, *panel;
+} Outputs;
+
+static Outputs forward(const Model *model, const Batch *batch, float *scratch) {
     int64_t B = batch->num_samples, P = num_outputs(model);
     int64_t width = larger(widest(&model->actor), larger(P, widest(&model->critic)));
-    float *outputs = scratch, *values = outputs + B * P, *log_prob = values + B, *log_prob_gradient = log_prob + B;
-    float *features_gradient = log_prob_gradient + 2 * B, *other = features_gradient + B * width, *panel = other + B * width;
-    float *rest = panel + (larger(B, width) + 1) * PANEL;
-    const Encoder *critic = model->has_critic ? &model->critic : &model->actor;
-    Pass actor_pass, critic_pass;
+    Outputs o;
+    o.outputs = scratch, o.values = o.outputs + B * P, o.log_prob = o.values + B, o.log_prob_gradient = o.log_prob + B;
+    o.features_gradient = o.log_prob_gradient + B, o.other = o.features_gradient + B * width, o.panel = o.other + B * width;
+    float *rest = o.panel + (larger(B, width) + 1) * PANEL;
+    o.critic = model->has_critic ? &model->critic : &model->actor;
+    rest = encoder_forward(&model->actor, model->activation, batch, &o.actor_pass, rest, o.panel);
+    if (model->has_critic) encoder_forward(o.critic, model->activation, batch, &o.critic_pass, rest, o.panel);
+    else o.critic_pass = o.actor_pass;
+    o.features = features_of(&model->actor, &o.actor_pass), o.critic_features = features_of(o.critic, &o.critic_pass);
+    layer_forward(&model->policy_head, o.features.at, o.features.row_stride, B, o.outputs, o.panel);
+    layer_forward(&model->value_head, o.critic_features.at, o.critic_features.row_stride, B, o.values, o.panel);
+    return o;
+}
 
-    rest = encoder_forward(&model->actor, model->activation, batch, &actor_pass, rest, panel);
-    if (model->has_critic) encoder_forward(critic, model->activation, batch, &critic_pass, rest, panel);
-    else critic_pass = actor_pass;
-    Matrix features = features_of(&model->actor, &actor_pass), critic_features = features_of(critic, &critic_pass);
-    layer_forward(&model->policy_head, features.at, features.row_stride, B, outputs, panel);
-    layer_forward(&model->value_head, critic_features.at, critic_features.row_stride, B, values, panel);
+static void gradient(const Model *model, const Loss *loss, const Batch *batch, float *scratch, float *metrics, float *log_ratio) {
+    int64_t B = batch->num_samples, P = num_outputs(model);
+    Outputs o = forward(model, batch, scratch);
+    const Encoder *critic = o.critic;
+    Matrix features = o.features, critic_features = o.critic_features;
+    float *outputs = o.outputs, *values = o.values, *log_prob = o.log_prob, *log_prob_gradient = o.log_prob_gradient;
+    float *features_gradient = o.features_gradient, *other = o.other, *panel = o.panel;
 
     if (model->distribution == GAUSSIAN) gaussian_log_probs(model, batch, P, outputs, log_prob);
     else categorical_log_probs(model, batch, outputs, log_prob);
@@ -535,14 +552,76 @@ static void gradient(const Model *model, const Loss *loss, const Batch *batch, f
     layer_gradient(&model->value_head, values, critic_features.at, critic_features.row_stride, B, panel);
     if (model->has_critic) {
         if (critic->num_layers) layer_backward(&model->value_head, values, B, features_gradient, panel);
-        encoder_backward(critic, model->activation, &critic_pass, B, features_gradient, other, panel);
+        encoder_backward(critic, model->activation, &o.critic_pass, B, features_gradient, other, panel);
     }
     if (model->actor.num_layers) layer_backward(&model->policy_head, outputs, B, features_gradient, panel);
     if (model->actor.num_layers && !model->has_critic) {
         layer_backward(&model->value_head, values, B, other, panel);
         ELEMENTWISE(B * model->policy_head.inputs, other, features_gradient, y + x);
     }
-    encoder_backward(&model->actor, model->activation, &actor_pass, B, features_gradient, other, panel);
+    encoder_backward(&model->actor, model->activation, &o.actor_pass, B, features_gradient, other, panel);
+}
+
+/* ---- Acting ---- */
+
+static void sample_gaussian(const Model *model, const Request *request, int64_t P, const float *outputs) {
+    int64_t A = model->num_actions;
+    float *action = request->action, *parameters = request->parameters;
+    const float *noise = request->noise;
+    for (int64_t row = 0; row < request->num_rows; row++, outputs += P, action += A, parameters += 2 * A, noise += A) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < A; i++) {
+            float log_std = model->log_std ? model->log_std[i]
+                                           : clamped(outputs[A + i], model->lowest_log_std, model->highest_log_std);
+            parameters[i] = outputs[i], parameters[A + i] = log_std;
+            action[i] = outputs[i] + expf(log_std) * noise[i];
+            sum += 0.5f * noise[i] * noise[i] + log_std;
+        }
+        request->log_prob[row] = -(sum + (float)A * HALF_LOG_TWO_PI);
+    }
+}
+
+/* An exponential race: the choice with the largest p_i / e_i. */
+static void sample_categorical(const Model *model, const Request *request, const Batch *batch, float *outputs) {
+    int64_t A = model->num_actions, *action = request->action;
+    const float *noise = request->noise;
+    for (int64_t row = 0; row < request->num_rows; row++) action[row] = 0;
+    Batch named = *batch;
+    named.action = action;
+    categorical_log_probs(model, &named, outputs, request->log_prob);
+    memcpy(request->parameters, outputs, (size_t)(request->num_rows * A) * 4);
+    for (int64_t row = 0; row < request->num_rows; row++, outputs += A, noise += A) {
+        float largest = -INFINITY;
+        for (int64_t i = 0; i < A; i++) {
+            float time = outputs[i] - logf(noise[i] < 1.17549435e-38f ? 1.17549435e-38f : noise[i]);
+            if (time > largest) largest = time, action[row] = i;
+        }
+        request->log_prob[row] = outputs[action[row]];
+    }
+}
+
+static void act(const Model *model, const Request *request, float *scratch) {
+    int64_t B = request->num_rows, F = request->num_floats;
+    Batch batch = {.num_samples = B, .floats_stride = request->row_stride, .floats = request->obs};
+    if (request->obs_mean) {
+        float *floats = scratch + scratch_size(model, B);
+        vec high = splat(request->obs_clip), low = splat(-request->obs_clip);
+        for (int64_t row = 0; row < B; row++) {
+            const float *obs = request->obs + row * request->row_stride;
+            float *out = floats + row * F;
+            for (int64_t at = 0; at < F; at += LANES) {
+                int64_t left = F - at < LANES ? F - at : LANES;
+                vec x = (load_part(obs + at, left) - load_part(request->obs_mean + at, left)) / load_part(request->obs_std + at, left);
+                x = choose(x > high, high, choose(x < low, low, x));
+                memcpy(out + at, &x, (size_t)left * 4);
+            }
+        }
+        batch.floats = floats, batch.floats_stride = F;
+    }
+    Outputs o = forward(model, &batch, scratch);
+    for (int64_t row = 0; row < B; row++) request->value[row] = o.values[row] * *request->return_std + *request->return_mean;
+    if (model->distribution == GAUSSIAN) sample_gaussian(model, request, num_outputs(model), o.outputs);
+    else sample_categorical(model, request, &batch, o.outputs);
 }
 
 /* Kingma and Ba 2015 (arXiv:1412.6980), as PyTorch computes it. */
@@ -579,4 +658,4 @@ static float apply(const Adam *adam, float learning_rate, float limit, float los
 
 #define NAME_(suffix) #suffix
 #define NAME(suffix) NAME_(suffix)
-const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, gradient, apply};
+const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, act, gradient, apply};

@@ -9,11 +9,14 @@ import pytest
 import torch
 from layouts import vector_observation
 
+from asyncrl import native
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.inference.array_policy import ArrayPolicy
+from asyncrl.inference.native_policy import NativePolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
+from asyncrl.models.native_model import NativeModel
 
 BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(5, "float64"), DiscreteAction(4, 0), None)
@@ -37,11 +40,18 @@ def flat_model(spec: EnvSpec, settings: dict[str, Any]) -> tuple[ActorCritic, Fl
     return model, flat
 
 
+def native_policy(model: ActorCritic, seed: int) -> Any:
+    kernels = native.kernels()
+    assert kernels is not None
+    return NativePolicy(kernels, model, seed) if NativeModel.fits(model) else ArrayPolicy(model, seed)
+
+
+@pytest.mark.parametrize("make", [ArrayPolicy, native_policy], ids=["numpy", "native"])
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 @pytest.mark.parametrize("settings", VARIANTS, ids=lambda variant: ",".join(variant) or "default")
-def test_it_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any]) -> None:
+def test_it_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any], make: Any) -> None:
     model, flat = flat_model(spec, settings)
-    policy = ArrayPolicy(model, seed=3)
+    policy = make(model, seed=3)
     obs = torch.randn(40, 5) * 4.0
     obs[0, 0] = 1e6
     for _ in range(2):

@@ -14,9 +14,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.distributions import FORBIDDEN, LOG_STD_RANGE, DiagonalGaussian
-from asyncrl.models.encoders import ObservationEncoder, PartialEncoder
 from asyncrl.models.flat import FlatParameters
+from asyncrl.models.native_model import NativeModel
 
 
 class NativeUpdate:
@@ -38,9 +37,8 @@ class NativeUpdate:
         """Prepares for a model that `ArrayUpdate.fits` and whose parameters are `flat`."""
         self._kernels, self._optimizer, self._ranks = kernels, optimizer, ranks
         self._gradient = flat.require_grad()
-        # C has pointers into the memory of these, so they must live as long as this object.
-        self._referenced: list[object] = [model, flat]
-        self._model = self._describe(model)
+        self._described = NativeModel(model)
+        self._model = self._described.record
         self._adam = self._describe_optimizer(config) if type(optimizer) is FlatAdam else None
         self._scratch = torch.empty(0)
         self._set_config(config)
@@ -111,48 +109,6 @@ class NativeUpdate:
         memory = self._scratch.data_ptr(), metrics.data_ptr(), log_ratio.data_ptr()
         self._kernels.gradient(self._model, self._loss, given, *memory)
 
-    def _describe(self, model: ActorCritic) -> native.Model:
-        distribution, layout = model.distribution, model.layout
-        log_std = model.log_std
-        policy_head, value_head = (_layer(*layer) for layer in model.heads)
-        return native.Model(
-            actor=self._encoder(model.actor),
-            critic=native.Encoder() if model.critic is None else self._encoder(model.critic),
-            policy_head=policy_head,
-            value_head=value_head,
-            log_std=None if log_std is None else log_std.data_ptr(),
-            log_std_gradient=None if log_std is None or log_std.grad is None else log_std.grad.data_ptr(),
-            has_critic=model.critic is not None,
-            activation=native.ACTIVATIONS.index(model.nonlinearity),
-            distribution=native.DISTRIBUTIONS.index(
-                "gaussian" if isinstance(distribution, DiagonalGaussian) else "categorical"
-            ),
-            num_actions=distribution.num_actions
-            if isinstance(distribution, DiagonalGaussian)
-            else distribution.num_parameters,
-            mask_column=layout.num_features if layout.num_mask else -1,
-            lowest_log_std=LOG_STD_RANGE[0],
-            highest_log_std=LOG_STD_RANGE[1],
-            forbidden_logit=FORBIDDEN,
-        )
-
-    def _encoder(self, encoder: ObservationEncoder | PartialEncoder) -> native.Encoder:
-        assert encoder.perceptron is not None
-        columns, layers = encoder.perceptron
-        described = (native.Layer * max(1, len(layers)))(*(_layer(*layer) for layer in layers))
-        if isinstance(columns, slice):
-            first, indices, num_inputs = columns.start or 0, None, columns.stop - (columns.start or 0)
-        else:
-            first, indices, num_inputs = 0, torch.tensor(columns, dtype=torch.int64), len(columns)
-        self._referenced += [described, indices]
-        return native.Encoder(
-            layers=described,
-            columns=None if indices is None else indices.data_ptr(),
-            num_layers=len(layers),
-            first_column=first,
-            num_inputs=num_inputs,
-        )
-
     def _describe_optimizer(self, config: TrainConfig) -> native.Adam:
         optimizer = self._optimizer
         return native.Adam(
@@ -166,10 +122,3 @@ class NativeUpdate:
             config.adam_beta2,
             config.adam_eps,
         )
-
-
-def _layer(weight: Tensor, bias: Tensor) -> native.Layer:
-    assert weight.grad is not None and bias.grad is not None
-    memory = weight, bias, weight.grad, bias.grad
-    assert all(tensor.is_contiguous() for tensor in memory)
-    return native.Layer(*(tensor.data_ptr() for tensor in memory), weight.shape[1], weight.shape[0])
