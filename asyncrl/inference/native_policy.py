@@ -22,7 +22,6 @@ class NativePolicy:
         self._is_categorical = isinstance(model.distribution, Categorical)
         self._num_actions, self._num_parameters = self._described.record.num_actions, model.distribution.num_parameters
         self._generator = np.random.Generator(np.random.SFC64(seed))
-        self._no_state = np.empty((0, 0), dtype=np.float32)
         self._request = native.Request(
             num_floats=model.layout.num_floats,
             obs_mean=model.obs_mean.data_ptr() if model.normalizes_obs else None,
@@ -31,26 +30,32 @@ class NativePolicy:
             return_mean=model.return_mean.data_ptr(),
             return_std=model.return_std.data_ptr(),
         )
-        self._scratch = np.empty(0, dtype=np.float32)
+        self._answer = ActorOutput(np.empty(0))
 
     def act(self, obs: FloatArray, rnn_state: FloatArray | None = None) -> ActorOutput:
-        """Samples actions for raw observations `[B, D]`; there is no recurrent state."""
-        obs = np.ascontiguousarray(obs, dtype=np.float32)
-        num_rows, request, shape = len(obs), self._request, (len(obs), self._num_actions)
-        if num_rows != request.num_rows:
-            size = self._kernels.scratch_size(self._described.record, num_rows) + num_rows * request.num_floats
-            self._scratch = np.empty(size, dtype=np.float32)
-        if self._is_categorical:
-            noise = self._generator.standard_exponential(shape, dtype=np.float32)
-            action = np.empty(num_rows, dtype=np.int64)
-        else:
-            noise = self._generator.standard_normal(shape, dtype=np.float32)
-            action = np.empty(shape, dtype=np.float32)
-        log_prob, value = np.empty(num_rows, dtype=np.float32), np.empty(num_rows, dtype=np.float32)
-        parameters = np.empty((num_rows, self._num_parameters), dtype=np.float32)
-        request.num_rows, request.row_stride = num_rows, obs.shape[1]
-        request.obs, request.noise, request.action = obs.ctypes.data, noise.ctypes.data, action.ctypes.data
+        """Samples actions for raw observations `[B, D]`; the next call overwrites the answer."""
+        request = self._request
+        if len(obs) != request.num_rows:
+            self._prepare(len(obs))
+        if obs.dtype != np.float32 or not obs.flags.c_contiguous:
+            obs = np.ascontiguousarray(obs, dtype=np.float32)
+        draw = self._generator.standard_exponential if self._is_categorical else self._generator.standard_normal
+        draw(out=self._noise, dtype=np.float32)
+        request.row_stride, request.obs = obs.shape[1], obs.__array_interface__["data"][0]
+        self._kernels.act(self._described.record, request, self._scratch_address)
+        return self._answer
+
+    def _prepare(self, num_rows: int) -> None:
+        """Allocates the memory for so many rows."""
+        request, record = self._request, self._described.record
+        size = self._kernels.scratch_size(record, num_rows) + num_rows * request.num_floats
+        self._scratch = np.empty(size, np.float32)
+        self._scratch_address = self._scratch.ctypes.data
+        self._noise = np.empty((num_rows, self._num_actions), np.float32)
+        action = np.empty(num_rows, np.int64) if self._is_categorical else np.empty_like(self._noise)
+        log_prob, value = np.empty(num_rows, np.float32), np.empty(num_rows, np.float32)
+        parameters = np.empty((num_rows, self._num_parameters), np.float32)
+        self._answer = ActorOutput(action, log_prob, value, parameters, np.empty((0, 0), np.float32))
+        request.num_rows = num_rows
+        request.noise, request.action, request.parameters = (x.ctypes.data for x in (self._noise, action, parameters))
         request.log_prob, request.value = log_prob.ctypes.data, value.ctypes.data
-        request.parameters = parameters.ctypes.data
-        self._kernels.act(self._described.record, request, self._scratch.ctypes.data)
-        return ActorOutput(action, log_prob, value, parameters, self._no_state)

@@ -137,19 +137,33 @@ class Request(ctypes.Structure):
     ]
 
 
-class Kernels(ctypes.Structure):
-    """The functions for one instruction set."""
+class _Table(ctypes.Structure):
+    """The functions for one instruction set, as C has them."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("scratch_size", ctypes.CFUNCTYPE(c_int64, POINTER(Model), c_int64)),
         ("act", ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Request), c_void_p)),
+        ("gradient", ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Loss), POINTER(Batch), *[c_void_p] * 3)),
+        ("apply", ctypes.CFUNCTYPE(c_float, POINTER(Adam), *[c_float] * 3)),
         (
-            "gradient",
-            ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Loss), POINTER(Batch), c_void_p, c_void_p, c_void_p),
+            "step",
+            ctypes.CFUNCTYPE(
+                *(None, POINTER(Model), POINTER(Loss), POINTER(Batch), POINTER(Adam), c_float, c_float),
+                *[c_void_p] * 3,
+            ),
         ),
-        ("apply", ctypes.CFUNCTYPE(c_float, POINTER(Adam), c_float, c_float, c_float)),
     ]
+
+
+class Kernels:
+    """The functions for one instruction set; `core.h` says what each does. Records are passed by reference."""
+
+    def __init__(self, table: _Table) -> None:
+        self.name: str = table.name.decode()
+        # Each access to a field of the table makes a new object.
+        self.scratch_size, self.act, self.gradient = table.scratch_size, table.act, table.gradient
+        self.apply, self.step = table.apply, table.step
 
 
 @functools.cache
@@ -162,7 +176,6 @@ def kernels(instruction_set: str | None = None) -> Kernels | None:
     if not LIBRARY.exists():
         return None
     library = ctypes.CDLL(str(LIBRARY))
-    library.asyncrl_kernels.restype = POINTER(Kernels)
+    library.asyncrl_kernels.restype = POINTER(_Table)
     library.asyncrl_kernels.argtypes = [ctypes.c_char_p]
-    found: Kernels = library.asyncrl_kernels(instruction_set and instruction_set.encode()).contents
-    return found
+    return Kernels(library.asyncrl_kernels(instruction_set and instruction_set.encode()).contents)

@@ -82,6 +82,9 @@ typedef struct {
     /* Scales the gradient to `limit` if its norm is larger (0: never), and takes a step unless the norm or `loss` is not
      * finite. Returns the norm before. */
     float (*apply)(const Adam *, float learning_rate, float limit, float loss);
+    /* Both in turn; `metrics` [7] has the norm at the end. */
+    void (*step)(const Model *, const Loss *, const Batch *, const Adam *, float learning_rate, float limit,
+                 float *scratch, float *metrics, float *log_ratio);
 } Kernels;
 
 #endif

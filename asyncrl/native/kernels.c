@@ -11,6 +11,9 @@
  * norm of the gradient, and the step is skipped. The compiler must not assume that there are none (no -ffast-math). */
 #include "core.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <string.h>
 
@@ -30,9 +33,12 @@ INLINE void store(float *p, vec v) { *(vec *)p = v; }
 INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 
 INLINE float sum_of(vec v) {
-    float sum = 0.0f;
-    for (int lane = 0; lane < LANES; lane++) sum += v[lane];
-    return sum;
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        ivec other;
+        for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ distance;
+        v += __builtin_shuffle(v, other);
+    }
+    return v[0];
 }
 
 /* e^x for x in [-87, 88]: x = n log 2 + r, and a polynomial in r with a relative error of 3e-9. */
@@ -83,12 +89,26 @@ INLINE vec slope_of(int64_t kind, vec y) {
     return choose(y > splat(0.0f), splat(1.0f), y + 1.0f);
 }
 
-/* The first `count` lanes from memory, zeros after them; and back. */
+/* The first `count` lanes from memory, zeros after them; and back. `count` is at most LANES. */
+#if defined(__AVX512F__) && LANES == 16
+INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1u), p); }
+INLINE void store_part(float *p, vec v, int64_t count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1u), (__m512)v); }
+#elif defined(__AVX2__) && LANES == 8
+INLINE __m256i first_lanes(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm256_maskload_ps(p, first_lanes(count)); }
+INLINE void store_part(float *p, vec v, int64_t count) { _mm256_maskstore_ps(p, first_lanes(count), (__m256)v); }
+#else
 INLINE vec load_part(const float *p, int64_t count) {
     vec v = {0};
-    memcpy(&v, p, (size_t)count * 4);
+    for (int64_t lane = 0; lane < count; lane++) v[lane] = p[lane];
     return v;
 }
+INLINE void store_part(float *p, vec v, int64_t count) {
+    for (int64_t lane = 0; lane < count; lane++) p[lane] = v[lane];
+}
+#endif
 
 #define ELEMENTWISE(COUNT, IN, OUT, EXPRESSION)                           \
     do {                                                                  \
@@ -102,8 +122,7 @@ INLINE vec load_part(const float *p, int64_t count) {
             int64_t left_ = (COUNT) - at_;                                \
             vec x = load_part((IN) + at_, left_), y = load_part((OUT) + at_, left_); \
             (void)x, (void)y;                                             \
-            vec result_ = EXPRESSION;                                     \
-            memcpy((OUT) + at_, &result_, (size_t)left_ * 4);             \
+            store_part((OUT) + at_, EXPRESSION, left_);                   \
         }                                                                 \
     } while (0)
 
@@ -166,9 +185,8 @@ static void pack(const float *b, int64_t row_stride, int64_t column_stride, int6
     if (column_stride == 1) {
         for (int64_t k = 0; k < K; k++, panel += PANEL) {
             const float *row = b + k * row_stride + first;
-            store(panel, (vec){0});
-            store(panel + LANES, (vec){0});
-            memcpy(panel, row, (size_t)width * 4);
+            store(panel, width < LANES ? load_part(row, width) : load(row));
+            store(panel + LANES, width > LANES ? load_part(row + LANES, width - LANES) : (vec){0});
         }
         return;
     }
@@ -199,8 +217,11 @@ INLINE void tile(int rows, int num_vectors, const float *a, int64_t row_stride, 
         float *out = c + row * c_stride;
         if (width == num_vectors * LANES) {
             for (int v = 0; v < num_vectors; v++) store(out + v * LANES, sums[row][v]);
+        } else if (num_vectors == 1) {
+            store_part(out, sums[row][0], width);
         } else {
-            memcpy(out, sums[row], (size_t)width * 4);
+            store(out, sums[row][0]);
+            store_part(out + LANES, sums[row][1], width - LANES);
         }
     }
 }
@@ -227,6 +248,30 @@ typedef struct {
     const float *at;
     int64_t row_stride, column_stride;
 } Matrix;
+
+#define FEW_ROWS 4
+
+/* The same for few rows of A, whose columns and whose B's rows are contiguous: packing B would take longer. */
+static void product_of_few(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, float *c) {
+    int64_t whole = K / LANES * LANES;
+    for (int64_t row = 0; row < M; row++)
+        for (int64_t column = 0; column < N; column += 4) {
+            int num_columns = N - column < 4 ? (int)(N - column) : 4;
+            const float *x = a.at + row * a.row_stride, *w = b.at + column * b.column_stride;
+            vec sums[4] = {{0}, {0}, {0}, {0}};
+            int64_t next = num_columns == 4 ? b.column_stride : 0; /* else the column is computed again, and not stored */
+            for (int64_t k = 0; k < whole; k += LANES)
+                for (int i = 0; i < 4; i++) sums[i] += load(x + k) * load(w + i * next + k);
+            if (whole < K)
+                for (int i = 0; i < 4; i++) sums[i] += load_part(x + whole, K - whole) * load_part(w + i * next + whole, K - whole);
+            if (num_columns == 4) {
+                for (int i = 0; i < 4; i++) c[row * N + column + i] = sum_of(sums[i]) + bias[column + i];
+            } else { /* one column at a time */
+                c[row * N + column] = sum_of(sums[0]) + bias[column];
+                column -= 3;
+            }
+        }
+}
 
 /* C [M, N] = A [M, K] B [K, N] + bias [N]; `scratch` holds (K + 1) * PANEL floats. */
 static void product(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, float *c, float *scratch) {
@@ -255,7 +300,8 @@ static void add_rows(const float *rows, int64_t num_rows, int64_t width, float *
 
 static void layer_forward(const Layer *layer, const float *inputs, int64_t stride, int64_t B, float *outputs, float *panel) {
     Matrix a = {inputs, stride, 1}, b = {layer->weight, 1, layer->inputs};
-    product(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs, panel);
+    if (B <= FEW_ROWS) product_of_few(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs);
+    else product(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs, panel);
 }
 
 static void layer_gradient(const Layer *layer, const float *gradient, const float *inputs, int64_t stride, int64_t B, float *panel) {
@@ -613,7 +659,7 @@ static void act(const Model *model, const Request *request, float *scratch) {
                 int64_t left = F - at < LANES ? F - at : LANES;
                 vec x = (load_part(obs + at, left) - load_part(request->obs_mean + at, left)) / load_part(request->obs_std + at, left);
                 x = choose(x > high, high, choose(x < low, low, x));
-                memcpy(out + at, &x, (size_t)left * 4);
+                store_part(out + at, x, left);
             }
         }
         batch.floats = floats, batch.floats_stride = F;
@@ -639,10 +685,10 @@ static float apply(const Adam *adam, float learning_rate, float limit, float los
     float norm = sqrtf(square);
     if (!isfinite(norm) || !isfinite(loss)) return norm;
     float scale = limit > 0.0f && norm + 1e-6f > limit ? limit / (norm + 1e-6f) : 1.0f;
-    double step = (double)*adam->step + 1.0;
-    *adam->step = (float)step;
-    float step_size = (float)((double)learning_rate / (1.0 - pow(adam->beta1, step)));
-    float correction = (float)(1.0 / sqrt(1.0 - pow(adam->beta2, step))), epsilon = (float)adam->epsilon;
+    double count = (double)*adam->step + 1.0;
+    *adam->step = (float)count;
+    float step_size = (float)((double)learning_rate / (1.0 - pow(adam->beta1, count)));
+    float correction = (float)(1.0 / sqrt(1.0 - pow(adam->beta2, count))), epsilon = (float)adam->epsilon;
     float weight1 = (float)(1.0 - adam->beta1), beta2 = (float)adam->beta2, weight2 = (float)(1.0 - adam->beta2);
     float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg, *restrict exp_avg_sq = adam->exp_avg_sq;
 #pragma GCC ivdep
@@ -656,6 +702,12 @@ static float apply(const Adam *adam, float learning_rate, float limit, float los
     return norm;
 }
 
+static void step(const Model *model, const Loss *loss, const Batch *batch, const Adam *adam, float learning_rate, float limit,
+                 float *scratch, float *metrics, float *log_ratio) {
+    gradient(model, loss, batch, scratch, metrics, log_ratio);
+    metrics[6] = apply(adam, learning_rate, limit, metrics[0]);
+}
+
 #define NAME_(suffix) #suffix
 #define NAME(suffix) NAME_(suffix)
-const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, act, gradient, apply};
+const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, act, gradient, apply, step};

@@ -11,7 +11,7 @@ from asyncrl import native
 from asyncrl.algorithms.losses import NUM_LOSS_METRICS, Samples, needs_kl
 from asyncrl.algorithms.ppo import clip_range
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.optimizer import FlatAdam
+from asyncrl.learner.optimizer import FlatAdam, clip_gradient
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
@@ -40,7 +40,7 @@ class NativeUpdate:
         self._described = NativeModel(model)
         self._model = self._described.record
         self._adam = self._describe_optimizer(config) if type(optimizer) is FlatAdam else None
-        self._scratch = torch.empty(0)
+        self._scratch, self._most_samples = torch.empty(0), 0
         self._set_config(config)
 
     @property
@@ -71,29 +71,34 @@ class NativeUpdate:
         """Takes one step, or leaves it out if the loss or the gradient is not finite; see `ArrayUpdate`."""
         num_samples = len(batch.log_prob)
         metrics, log_ratio = torch.zeros(NUM_LOSS_METRICS + 1), torch.empty(num_samples)
+        limit, one_rank = self._config.max_grad_norm, self._ranks.num_ranks == 1
         if num_samples == 0:
             self._gradient.zero_()
         else:
-            self._differentiate(batch, metrics, log_ratio)
-        if self._ranks.num_ranks > 1:
+            described = self._describe_batch(batch, num_samples)
+            memory = self._scratch.data_ptr(), metrics.data_ptr(), log_ratio.data_ptr()
+            if one_rank and self._adam is not None:
+                self._kernels.step(self._model, self._loss, described, self._adam, learning_rate, limit, *memory)
+                return metrics, log_ratio
+            self._kernels.gradient(self._model, self._loss, described, *memory)
+        if not one_rank:
             self._ranks.average([self._gradient, metrics[:NUM_LOSS_METRICS]], num_samples)
-        loss, limit = float(metrics[0]), self._config.max_grad_norm
-        if self._adam is not None:
-            metrics[NUM_LOSS_METRICS] = self._kernels.apply(self._adam, learning_rate, limit, loss)
-            return metrics, log_ratio
-        norm = float(torch.linalg.vector_norm(self._gradient))
-        if 0.0 < limit < norm + 1e-6:
-            self._gradient *= limit / (norm + 1e-6)
-        self._optimizer.step(learning_rate, torch.tensor(float(not math.isfinite(loss + norm))))
-        metrics[NUM_LOSS_METRICS] = norm
+        metrics[NUM_LOSS_METRICS] = self._apply(learning_rate, limit, float(metrics[0]))
         return metrics, log_ratio
 
-    def _differentiate(self, batch: Samples, metrics: Tensor, log_ratio: Tensor) -> None:
-        num_samples = len(log_ratio)
-        needed = self._kernels.scratch_size(self._model, num_samples)
-        if len(self._scratch) < needed:
-            self._scratch = torch.empty(needed)
-        given = native.Batch(
+    def _apply(self, learning_rate: float, limit: float, loss: float) -> float:
+        """Steps with the gradient, unless it or the loss is not finite; returns the gradient's norm before clipping."""
+        if self._adam is not None:
+            return float(self._kernels.apply(self._adam, learning_rate, limit, loss))
+        norm = float(clip_gradient(self._gradient, limit))
+        self._optimizer.step(learning_rate, torch.tensor(float(not math.isfinite(loss + norm))))
+        return norm
+
+    def _describe_batch(self, batch: Samples, num_samples: int) -> native.Batch:
+        if num_samples > self._most_samples:
+            self._most_samples = num_samples
+            self._scratch = torch.empty(self._kernels.scratch_size(self._model, num_samples))
+        return native.Batch(
             num_samples,
             batch.floats.stride(0),
             batch.action_parameters.stride(0),
@@ -106,8 +111,6 @@ class NativeUpdate:
             batch.normalized_return.data_ptr(),
             batch.normalized_value.data_ptr(),
         )
-        memory = self._scratch.data_ptr(), metrics.data_ptr(), log_ratio.data_ptr()
-        self._kernels.gradient(self._model, self._loss, given, *memory)
 
     def _describe_optimizer(self, config: TrainConfig) -> native.Adam:
         optimizer = self._optimizer
