@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from asyncrl import native
 from asyncrl.config import cgroups
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan
@@ -45,6 +46,7 @@ class MachineFacts:
         shared_bytes: size of `/dev/shm`; None without one.
         descriptors: file descriptors that a process may open now, and after `ulimit -n`.
         gpus: names of NVIDIA GPUs, from the driver.
+        instruction_set: of the native core; None if that was not built.
     """
 
     versions: Mapping[str, str]
@@ -59,6 +61,7 @@ class MachineFacts:
     shared_bytes: int | None
     descriptors: tuple[int, int]
     gpus: Sequence[str]
+    instruction_set: str | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Speeds:
 def find_facts() -> MachineFacts:
     """Looks at this machine, for about half a second."""
     found: dict[str, Any] = describe("")
-    about = found["machine"]
+    about, kernels = found["machine"], native.kernels()
     return MachineFacts(
         versions={"python": found["python"], **found["packages"]},
         platform=about["platform"],
@@ -102,6 +105,7 @@ def find_facts() -> MachineFacts:
         shared_bytes=psutil.disk_usage(str(_SHARED_MEMORY)).total if _SHARED_MEMORY.is_dir() else None,
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE),
         gpus=about["gpus"],
+        instruction_set=None if kernels is None else kernels.name,
     )
 
 
@@ -151,6 +155,7 @@ def format_facts(facts: MachineFacts) -> str:
         "cores": f"{facts.machine.cores} of {facts.system_cores}, {facts.processor}; {'; '.join(limits)}",
         "memory": f"{facts.free_bytes / _GIB:.1f} GiB free; /dev/shm: {shared}",
         "GPU": f"{gpus}; CUDA shows {facts.machine.num_cuda_devices} to PyTorch, which is {cuda}",
+        "native core": facts.instruction_set or "not built; NumPy computes updates and actions of small networks",
         "descriptors": f"{soft} for each process, at most {hard}",
     }
     return "\n".join(f"{name + ':':<13} {text}" for name, text in rows.items())
@@ -177,12 +182,20 @@ def format_speeds(speeds: Speeds) -> str:
 
 def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
     """Yields what to change, one sentence each; nothing if all is well. `speeds` is None without a training."""
+    yield from _advise_about_machine(facts)
+    if speeds is not None and speeds.rollout_busy is not None and speeds.learner_busy is not None:
+        yield from _advise_about_speeds(facts.machine, speeds, speeds.rollout_busy, speeds.learner_busy)
+
+
+def _advise_about_machine(facts: MachineFacts) -> Iterator[str]:
     machine = facts.machine
     if not machine.keeps_store_order:
         yield (
             f"Use --serial_mode=True: processes that share memory need the order of stores that x86-64 keeps, and this "
             f"processor is {platform.machine()}."
         )
+    if facts.instruction_set is None:
+        yield "Install a C compiler and then asyncrl again: its native core makes updates of small networks faster."
     if facts.container_cores is not None and facts.container_cores < facts.system_cores:
         yield (
             f"Give the container more processor time (docker run --cpus) if it may have more than "
@@ -215,12 +228,13 @@ def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
             "Look at nvidia-smi and CUDA_VISIBLE_DEVICES: there is a GPU, but CUDA shows none to PyTorch, or the "
             "driver is older than the CUDA that PyTorch was built for."
         )
-    if speeds is None or speeds.rollout_busy is None or speeds.learner_busy is None:
-        return
-    if speeds.learner_busy > _BUSY and speeds.rollout_busy < _WAITING:
+
+
+def _advise_about_speeds(machine: Machine, speeds: Speeds, rollout_busy: float, learner_busy: float) -> Iterator[str]:
+    if learner_busy > _BUSY and rollout_busy < _WAITING:
         faster = "--device=cuda, " if machine.cuda_is_usable and speeds.device == "cpu" else ""
         yield f"The learner limits the speed: {faster}fewer --num_epochs or a smaller network make training faster."
-    elif speeds.rollout_busy > _BUSY and speeds.learner_busy < _WAITING:
+    elif rollout_busy > _BUSY and learner_busy < _WAITING:
         if speeds.num_workers < machine.cores:
             yield (
                 f"Simulation limits the speed, with {speeds.num_workers} workers on {machine.cores} cores: more "

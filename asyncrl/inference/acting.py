@@ -14,15 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncrl import native
 from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.inference.device_acting import DeviceActor, Part
+from asyncrl.inference.native_policy import NativePolicy
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
+from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.arrays import Encoder, FloatArray, array_of
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import ActingModel
 from asyncrl.models.flat import FlatParameters, block_size, read_block
+from asyncrl.models.native_model import NativeModel
 from asyncrl.models.normalized import OBS_CLIP
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
@@ -232,7 +236,10 @@ def eval_mode(model: ActingModel) -> Iterator[None]:
 
 
 def _act_on_host(model: ActingModel, seed: int) -> Act:
-    """Acts in NumPy if `ArrayPolicy` knows the networks, otherwise in PyTorch."""
+    """Acts in C or NumPy if `NativePolicy` or `ArrayPolicy` knows the networks, otherwise in PyTorch."""
+    kernels = native.kernels()
+    if kernels is not None and type(model) is ActorCritic and NativeModel.fits(model):
+        return NativePolicy(kernels, model, seed).act
     if model.runs_in_arrays:
         return ArrayPolicy(model, seed).act
     generator = torch.Generator().manual_seed(seed)

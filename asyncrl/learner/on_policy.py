@@ -41,6 +41,7 @@ from asyncrl.learner.autograd_step import AutogradStep, ModelOutputs
 from asyncrl.learner.dataset import Dataset, places_of
 from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
+from asyncrl.learner.fast.native_update import NativeUpdate
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import in_graphs, makes_graphs
@@ -236,7 +237,7 @@ class OnPolicyLearner:
         self._step = self._choose_step()
         self._take_step: TakeStep = self._step
 
-    def _choose_step(self) -> AutogradStep | ArrayUpdate | GraphedStep:
+    def _choose_step(self) -> AutogradStep | ArrayUpdate | NativeUpdate | GraphedStep:
         """The fastest way to take the steps of this learner with its settings; all compute the same."""
         config, outputs, ranks = self._config, self._outputs, self.ranks
         autograd = AutogradStep(outputs, self._gradient, self._optimizer, ranks, config)
@@ -246,6 +247,9 @@ class OnPolicyLearner:
         if can_capture and makes_graphs(config.compile, self.device, ranks.num_ranks):
             return GraphedStep(autograd, self.device, ranks.num_ranks)
         if ArrayUpdate.fits(self.model, config, self.device):
+            kernels = NativeUpdate.kernels_for(config)
+            if kernels is not None:
+                return NativeUpdate(kernels, self.model, self._flat, self._optimizer, ranks, config)
             return ArrayUpdate(self.model, self._flat, self._optimizer, ranks, config)
         return autograd
 

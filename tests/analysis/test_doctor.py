@@ -30,6 +30,7 @@ GOOD = MachineFacts(
     shared_bytes=16 * GIB,
     descriptors=(1024, 524_288),
     gpus=(),
+    instruction_set="avx2",
 )
 BALANCED = Speeds(9000.0, 5000.0, 20_000.0, 12_000.0, rollout_busy=0.95, learner_busy=0.8, num_workers=2)
 
@@ -42,6 +43,7 @@ BALANCED = Speeds(9000.0, 5000.0, 20_000.0, 12_000.0, rollout_busy=0.95, learner
         ({"machine": Machine(cores=1)}, "Use --serial_mode=True or a machine with more cores"),
         ({"machine": Machine(cores=8, keeps_store_order=False)}, "Use --serial_mode=True: processes that share memory"),
         ({"container_cores": 2, "machine": Machine(cores=2)}, "more than 2 of 8 cores"),
+        ({"instruction_set": None}, "Install a C compiler"),
         ({"other_load": 0.6}, "which use 60% of the processors"),
         ({"governor": "powersave"}, "governor performance"),
         ({"free_bytes": GIB}, "1.0 GiB are free"),
@@ -101,7 +103,7 @@ def test_the_speed_of_a_role_is_that_of_the_run_over_its_share_of_the_time() -> 
 
 def test_it_looks_at_this_machine() -> None:
     text = format_facts(find_facts())
-    assert "torch" in text and "GiB free" in text and len(text.splitlines()) == 6
+    assert "torch" in text and "GiB free" in text and len(text.splitlines()) == 7
 
 
 @pytest.mark.usefixtures("leaves_nothing")

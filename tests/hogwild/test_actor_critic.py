@@ -375,7 +375,7 @@ def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
 
 
 def test_networks_act_in_evaluation_mode_and_learn_in_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ActorCritic, "has_passes", False)
+    monkeypatch.setattr("asyncrl.models.actor_critic.has_perceptron", lambda encoder: False)
     pair = Pair()
     worker, modes = pair.workers[0], []
     model = worker._learner.model

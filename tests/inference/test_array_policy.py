@@ -1,4 +1,4 @@
-"""The policy in NumPy is the model's: same parameters, values and log-probs, actions from the same distribution."""
+"""Policies in NumPy and in C are the model's: parameters, values and log-probs, actions from the same distribution."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 import torch
 from layouts import vector_observation
+from unavoidable import needs_native_core
 
+from asyncrl import native
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.inference.acting import ArrayPolicy
+from asyncrl.inference.native_policy import NativePolicy
+from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.models.flat import FlatParameters
+from asyncrl.models.native_model import NativeModel
 
 BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(5, "float64"), DiscreteAction(4, 0), None)
@@ -41,12 +46,25 @@ def flat_model(spec: EnvSpec, settings: dict[str, Any]) -> tuple[ActingModel, Fl
     return model, flat
 
 
+def native_policy(model: ActingModel, seed: int) -> NativePolicy:
+    kernels = native.kernels()
+    assert kernels is not None and isinstance(model, ActorCritic) and NativeModel.fits(model)
+    return NativePolicy(kernels, model, seed)
+
+
+KNOWN_IN_C = [settings for settings in VARIANTS if not {"algo", "squash_actions"} & settings.keys()]
+CASES = [
+    *(pytest.param(ArrayPolicy, settings, id=f"numpy {settings}") for settings in VARIANTS),
+    *(pytest.param(native_policy, settings, id=f"C {settings}", marks=needs_native_core) for settings in KNOWN_IN_C),
+]
+
+
+@pytest.mark.parametrize(("make", "settings"), CASES)
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
-@pytest.mark.parametrize("settings", VARIANTS, ids=lambda variant: ",".join(variant) or "default")
-def test_it_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any]) -> None:
+def test_it_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any], make: Any) -> None:
     model, flat = flat_model(spec, settings)
-    policy = ArrayPolicy(model, seed=3)
-    obs = torch.randn(40, 5) * 4.0
+    policy = make(model, seed=3)
+    obs = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)) * 4.0
     obs[0, 0] = 1e6
     before = obs.clone()
     for _ in range(2):

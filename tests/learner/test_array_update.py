@@ -1,4 +1,4 @@
-"""Updates in NumPy are those of autograd: gradients, steps, figures, and what is left out."""
+"""Updates in NumPy and in C are those of autograd: gradients, steps, metrics, and skipped steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from unavoidable import needs_native_core
 
+from asyncrl import native
 from asyncrl.algorithms.losses import Samples
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
@@ -25,6 +27,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.autograd_step import AutogradStep
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.fast.array_update import ArrayUpdate
+from asyncrl.learner.fast.native_update import NativeUpdate
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 
@@ -65,6 +68,20 @@ VARIANTS = st.fixed_dictionaries(
 )
 
 
+NATIVE = [pytest.param(name, marks=needs_native_core) for name in ("native", "avx2", "sse2")]
+
+
+@pytest.fixture(autouse=True, params=["numpy", NATIVE[0]])
+def updates_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[ArrayUpdate | NativeUpdate]:
+    """How updates in arrays are computed: in NumPy, in C, or in C for a smaller instruction set."""
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "kernels", lambda: None)
+        return ArrayUpdate
+    kernels = native.kernels(None if request.param == "native" else request.param)
+    monkeypatch.setattr(native, "kernels", lambda: kernels)
+    return NativeUpdate
+
+
 def learner_for(spec: EnvSpec, **given: Any) -> OnPolicyLearner:
     # With a larger epsilon than usual a step moves with its gradient, not with the sign of it alone.
     config = TrainConfig(**{"encoder_mlp_layers": [8], "learning_rate": 1e-3, "adam_eps": 1e-3, **given})
@@ -76,7 +93,7 @@ def learner_for(spec: EnvSpec, **given: Any) -> OnPolicyLearner:
 def both_for(spec: EnvSpec, **given: Any) -> tuple[OnPolicyLearner, OnPolicyLearner]:
     """The same learner twice: one that updates in arrays, one by autograd."""
     arrays = learner_for(spec, **given)
-    assert isinstance(arrays._step, ArrayUpdate)
+    assert isinstance(arrays._step, ArrayUpdate | NativeUpdate)
     with mock.patch.object(ArrayUpdate, "fits", return_value=False):
         autograd = learner_for(spec, **given)
     assert isinstance(autograd._step, AutogradStep)
@@ -171,6 +188,19 @@ def train_noting(learner: OnPolicyLearner, dataset: Dataset, steps: list[tuple[T
     return {name: value for name, value in dataclasses.asdict(metrics).items() if value is not None}
 
 
+@pytest.mark.parametrize("updates_in", NATIVE, indirect=True)
+@pytest.mark.parametrize("layers", [[300, 64], [1], [17, 33, 5], []], ids=str)
+@pytest.mark.parametrize("spec", [SPECS["nested, continuous"], SPECS["masked choice"]], ids=["continuous", "choice"])
+def test_every_instruction_set_computes_the_same(spec: EnvSpec, layers: list[int]) -> None:
+    arrays, autograd = both_for(spec, encoder_mlp_layers=layers, kl_loss_coeff=0.1, entropy_loss_coeff=0.1)
+    whole = prepare_same(arrays, autograd).at(torch.arange(100) % NUM_COLUMNS)
+    for size in (100, 1, 33):
+        batch = whole.at(torch.arange(size))
+        figures = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
+        torch.testing.assert_close(*figures, rtol=1e-4, atol=2e-6)
+    assert_same(arrays, autograd)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_wide_layers_and_minibatches_of_changing_size_are_the_same_too(shared: bool) -> None:
     spec = SPECS["continuous"]
@@ -261,10 +291,14 @@ def test_a_choice_that_the_mask_forbids_moves_no_weights_towards_it() -> None:
     ],
 )
 def test_updates_are_made_in_arrays_where_that_is_known(
-    observation: spaces.Space[Any], action: spaces.Space[Any], given: dict[str, Any], expected: bool
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    given: dict[str, Any],
+    expected: bool,
+    updates_in: type[ArrayUpdate | NativeUpdate],
 ) -> None:
     learner = learner_for(spec_of_spaces(observation, action, "X", None), **given)
-    assert isinstance(learner._step, ArrayUpdate) == expected
+    assert isinstance(learner._step, updates_in) == expected
 
 
 class OwnActorCritic(ActorCritic):

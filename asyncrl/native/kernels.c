@@ -1,0 +1,713 @@
+/* One optimizer step of PPO or A2C for perceptrons: forward pass, loss, gradient, clipping, Adam.
+ *
+ * This file is compiled once for each instruction set; LANES is the number of floats in a vector and SUFFIX the name of the set.
+ * All matrix products have one form, C = A B, where the rows of B are packed into panels of contiguous vectors:
+ *
+ *     forward         outputs [B, O]        = inputs [B, I] weight^T [I, O]
+ *     weight gradient weight gradient [O, I] = (gradient of outputs)^T [O, B] inputs [B, I]
+ *     backward        gradient of inputs [B, I] = gradient of outputs [B, O] weight [O, I]
+ *
+ * The rules for numbers that are not finite are those of the updates in PyTorch: NaN and infinity reach the loss or the
+ * norm of the gradient, and the step is skipped. The compiler must not assume that there are none (no -ffast-math). */
+#include "core.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#include <math.h>
+#include <string.h>
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define HALF_LOG_TWO_PI 0.91893853320467274f
+#define MAX_LAYERS 16
+
+INLINE vec splat(float x) { return x - (vec){0}; }
+INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE void store(float *p, vec v) { *(vec *)p = v; }
+INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
+
+INLINE float sum_of(vec v) {
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
+        ivec other;
+        for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ distance;
+        v += __builtin_shuffle(v, other);
+    }
+    return v[0];
+}
+
+/* e^x for x in [-87, 88]: x = n log 2 + r, and a polynomial in r with a relative error of 3e-9. */
+INLINE vec exp_of(vec x) {
+    const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vec n = (x * 1.44269504f + magic) - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log 2 in two parts */
+    vec p = r * 0.0013950478586431004f + 0.008368882291161868f;
+    p = p * r + 0.04166620598961905f;
+    p = p * r + 0.16666518898267452f;
+    p = p * r + 0.5000000095127487f;
+    p = p * r * r + r + 1.0f;
+    return (vec)((ivec)p + (__builtin_convertvector(n, ivec) << 23));
+}
+
+/* A quotient of polynomials with a relative error of 2e-8 up to 9, from where tanh is 1. NaN stays NaN. */
+INLINE vec tanh_of(vec x) {
+    x = choose(x > splat(9.0f), splat(9.0f), choose(x < splat(-9.0f), splat(-9.0f), x));
+    vec z = x * x;
+    vec p = z * 1.3354741428503198e-08f + 2.0609145618548265e-05f;
+    vec q = z * 7.776592683227961e-07f + 0.00032856413319448885f;
+    p = p * z + 0.0034955922106749745f;
+    q = q * z + 0.02587699796717893f;
+    p = p * z + 0.13381029151964902f;
+    q = q * z + 0.4671434474867445f;
+    p = p * z + 0.9999999794705524f;
+    q = q * z + 1.0f;
+    return x * p / q;
+}
+
+INLINE vec elu_of(vec x) {
+    /* e^x - 1 by a series near 0, where the difference would cancel. */
+    vec low = choose(x < splat(-30.0f), splat(-30.0f), x);
+    vec series = low * (1.0f + low * (0.5f + low * (0.16666667f + low * (0.041666668f + low * 0.008333334f))));
+    vec exponential = exp_of(choose(x > splat(0.0f), splat(0.0f), low)) - 1.0f;
+    return choose(x > splat(0.0f), x, choose(low > splat(-0.2f), series, choose(x == x, exponential, x)));
+}
+
+INLINE vec activation_of(int64_t kind, vec x) {
+    if (kind == TANH) return tanh_of(x);
+    if (kind == RELU) return choose(x < splat(0.0f), splat(0.0f), x);
+    return elu_of(x);
+}
+
+INLINE vec slope_of(int64_t kind, vec y) {
+    if (kind == TANH) return 1.0f - y * y;
+    if (kind == RELU) return choose(y > splat(0.0f), splat(1.0f), splat(0.0f));
+    return choose(y > splat(0.0f), splat(1.0f), y + 1.0f);
+}
+
+/* The first `count` lanes from memory, zeros after them; and back. `count` is at most LANES. */
+#if defined(__AVX512F__) && LANES == 16
+INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1u), p); }
+INLINE void store_part(float *p, vec v, int64_t count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1u), (__m512)v); }
+#elif defined(__AVX2__) && LANES == 8
+INLINE __m256i first_lanes(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm256_maskload_ps(p, first_lanes(count)); }
+INLINE void store_part(float *p, vec v, int64_t count) { _mm256_maskstore_ps(p, first_lanes(count), (__m256)v); }
+#else
+INLINE vec load_part(const float *p, int64_t count) {
+    vec v = {0};
+    for (int64_t lane = 0; lane < count; lane++) v[lane] = p[lane];
+    return v;
+}
+INLINE void store_part(float *p, vec v, int64_t count) {
+    for (int64_t lane = 0; lane < count; lane++) p[lane] = v[lane];
+}
+#endif
+
+#define ELEMENTWISE(COUNT, IN, OUT, EXPRESSION)                           \
+    do {                                                                  \
+        int64_t at_ = 0;                                                  \
+        for (; at_ + LANES <= (COUNT); at_ += LANES) {                    \
+            vec x = load((IN) + at_), y = load((OUT) + at_);              \
+            (void)x, (void)y;                                             \
+            store((OUT) + at_, EXPRESSION);                               \
+        }                                                                 \
+        if (at_ < (COUNT)) {                                              \
+            int64_t left_ = (COUNT) - at_;                                \
+            vec x = load_part((IN) + at_, left_), y = load_part((OUT) + at_, left_); \
+            (void)x, (void)y;                                             \
+            store_part((OUT) + at_, EXPRESSION, left_);                   \
+        }                                                                 \
+    } while (0)
+
+static void activate(int64_t kind, float *values, int64_t count) {
+    if (kind == TANH) ELEMENTWISE(count, values, values, activation_of(TANH, x));
+    else if (kind == RELU) ELEMENTWISE(count, values, values, activation_of(RELU, x));
+    else ELEMENTWISE(count, values, values, activation_of(ELU, x));
+}
+
+static void multiply_slopes(int64_t kind, const float *features, float *gradient, int64_t count) {
+    if (kind == TANH) ELEMENTWISE(count, features, gradient, y * slope_of(TANH, x));
+    else if (kind == RELU) ELEMENTWISE(count, features, gradient, y * slope_of(RELU, x));
+    else ELEMENTWISE(count, features, gradient, y * slope_of(ELU, x));
+}
+
+/* ---- Matrix products ---- */
+
+#define PANEL (2 * LANES) /* columns of a panel of B */
+#define TILE (LANES == 16 ? 12 : 6) /* rows of C that are computed together */
+
+/* Stage of a transposition: exchanges blocks of DISTANCE between vectors that are as far from each other. */
+#define STAGE(DISTANCE)                                                                  \
+    do {                                                                                 \
+        ivec low_, high_;                                                                \
+        for (int j = 0; j < LANES; j++) {                                                \
+            low_[j] = (j & (DISTANCE)) ? LANES + j - (DISTANCE) : j;                     \
+            high_[j] = (j & (DISTANCE)) ? LANES + j : j + (DISTANCE);                    \
+        }                                                                                \
+        for (int i = 0; i < LANES; i++)                                                  \
+            if (!(i & (DISTANCE))) {                                                     \
+                vec a_ = rows[i], b_ = rows[i + (DISTANCE)];                             \
+                rows[i] = __builtin_shuffle(a_, b_, low_);                               \
+                rows[i + (DISTANCE)] = __builtin_shuffle(a_, b_, high_);                 \
+            }                                                                            \
+    } while (0)
+
+/* Rows of a panel from LANES columns that are contiguous in memory: panel[k][n] = source[n * stride + k]. */
+static void transpose_block(const float *source, int64_t stride, int64_t num_columns, int64_t num_rows, float *panel) {
+    vec rows[LANES];
+#pragma GCC unroll 16
+    for (int n = 0; n < LANES; n++) {
+        if (n >= num_columns) rows[n] = (vec){0};
+        else if (num_rows == LANES) rows[n] = load(source + n * stride);
+        else rows[n] = load_part(source + n * stride, num_rows);
+    }
+#if LANES == 16
+    STAGE(8);
+#endif
+#if LANES >= 8
+    STAGE(4);
+#endif
+    STAGE(2);
+    STAGE(1);
+    for (int k = 0; k < num_rows; k++) store(panel + k * PANEL, rows[k]);
+}
+
+/* Packs columns [first, first + PANEL) of B [K, N] into panel [K, PANEL], with zeros after column N. */
+static void pack(const float *b, int64_t row_stride, int64_t column_stride, int64_t K, int64_t N, int64_t first, float *panel) {
+    int64_t width = N - first < PANEL ? N - first : PANEL;
+    if (column_stride == 1) {
+        for (int64_t k = 0; k < K; k++, panel += PANEL) {
+            const float *row = b + k * row_stride + first;
+            store(panel, width < LANES ? load_part(row, width) : load(row));
+            store(panel + LANES, width > LANES ? load_part(row + LANES, width - LANES) : (vec){0});
+        }
+        return;
+    }
+    for (int64_t k = 0; k < K; k += LANES) /* row_stride is 1 */
+        for (int64_t n = 0; n < PANEL; n += LANES)
+            transpose_block(b + k + (first + n) * column_stride, column_stride, width - n, K - k < LANES ? K - k : LANES,
+                            panel + k * PANEL + n);
+}
+
+/* C [rows, width] = A [rows, K] panel [K, width] + bias; `rows` and `num_vectors` are constants of each call. */
+INLINE void tile(int rows, int num_vectors, const float *a, int64_t row_stride, int64_t column_stride, int64_t K,
+                 const float *panel, int64_t panel_stride, const float *bias, float *c, int64_t c_stride, int64_t width) {
+    vec sums[TILE][2];
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < num_vectors; v++) sums[row][v] = bias ? load(bias + v * LANES) : (vec){0};
+    for (int64_t k = 0; k < K; k++, panel += panel_stride, a += column_stride) {
+        vec b0 = load(panel), b1 = num_vectors > 1 ? load(panel + LANES) : (vec){0};
+#pragma GCC unroll 12
+        for (int row = 0; row < rows; row++) {
+            float factor = a[row * row_stride];
+            sums[row][0] += factor * b0;
+            if (num_vectors > 1) sums[row][1] += factor * b1;
+        }
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < rows; row++) {
+        float *out = c + row * c_stride;
+        if (width == num_vectors * LANES) {
+            for (int v = 0; v < num_vectors; v++) store(out + v * LANES, sums[row][v]);
+        } else if (num_vectors == 1) {
+            store_part(out, sums[row][0], width);
+        } else {
+            store(out, sums[row][0]);
+            store_part(out + LANES, sums[row][1], width - LANES);
+        }
+    }
+}
+
+#define TILE_OF(ROWS)                                                                                          \
+    case ROWS:                                                                                                 \
+        if (num_vectors == 1)                                                                                  \
+            tile(ROWS, 1, a, row_stride, column_stride, K, panel, panel_stride, bias, c, c_stride, width);     \
+        else                                                                                                   \
+            tile(ROWS, 2, a, row_stride, column_stride, K, panel, panel_stride, bias, c, c_stride, width);     \
+        break;
+
+static void tile_of(int rows, int num_vectors, const float *a, int64_t row_stride, int64_t column_stride, int64_t K,
+                    const float *panel, int64_t panel_stride, const float *bias, float *c, int64_t c_stride, int64_t width) {
+    switch (rows) {
+#if LANES == 16
+        TILE_OF(12) TILE_OF(11) TILE_OF(10) TILE_OF(9) TILE_OF(8) TILE_OF(7)
+#endif
+        TILE_OF(6) TILE_OF(5) TILE_OF(4) TILE_OF(3) TILE_OF(2) TILE_OF(1)
+    }
+}
+
+typedef struct {
+    const float *at;
+    int64_t row_stride, column_stride;
+} Matrix;
+
+#define FEW_ROWS 4
+
+/* The same for few rows of A, whose columns and whose B's rows are contiguous: packing B would take longer. */
+static void product_of_few(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, float *c) {
+    int64_t whole = K / LANES * LANES;
+    for (int64_t row = 0; row < M; row++)
+        for (int64_t column = 0; column < N; column += 4) {
+            int num_columns = N - column < 4 ? (int)(N - column) : 4;
+            const float *x = a.at + row * a.row_stride, *w = b.at + column * b.column_stride;
+            vec sums[4] = {{0}, {0}, {0}, {0}};
+            int64_t next = num_columns == 4 ? b.column_stride : 0; /* else the column is computed again, and not stored */
+            for (int64_t k = 0; k < whole; k += LANES)
+                for (int i = 0; i < 4; i++) sums[i] += load(x + k) * load(w + i * next + k);
+            if (whole < K)
+                for (int i = 0; i < 4; i++) sums[i] += load_part(x + whole, K - whole) * load_part(w + i * next + whole, K - whole);
+            if (num_columns == 4) {
+                for (int i = 0; i < 4; i++) c[row * N + column + i] = sum_of(sums[i]) + bias[column + i];
+            } else { /* one column at a time */
+                c[row * N + column] = sum_of(sums[0]) + bias[column];
+                column -= 3;
+            }
+        }
+}
+
+/* C [M, N] = A [M, K] B [K, N] + bias [N]; `scratch` holds (K + 1) * PANEL floats. */
+static void product(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, float *c, float *scratch) {
+    float *padded_bias = scratch + K * PANEL;
+    for (int64_t first = 0; first < N; first += PANEL) {
+        int64_t width = N - first < PANEL ? N - first : PANEL, panel_stride = PANEL;
+        const float *panel = scratch;
+        if (b.column_stride == 1 && (width == PANEL || width == LANES)) panel = b.at + first, panel_stride = b.row_stride;
+        else pack(b.at, b.row_stride, b.column_stride, K, N, first, scratch);
+        if (bias) {
+            memset(padded_bias, 0, PANEL * 4);
+            memcpy(padded_bias, bias + first, (size_t)width * 4);
+        }
+        for (int64_t row = 0; row < M; row += TILE)
+            tile_of(M - row < TILE ? (int)(M - row) : TILE, width <= LANES ? 1 : 2, a.at + row * a.row_stride, a.row_stride,
+                    a.column_stride, K, panel, panel_stride, bias ? padded_bias : 0, c + row * N + first, N, width);
+    }
+}
+
+static void add_rows(const float *rows, int64_t num_rows, int64_t width, float *sums) {
+    memset(sums, 0, (size_t)width * 4);
+    for (int64_t row = 0; row < num_rows; row++, rows += width) ELEMENTWISE(width, rows, sums, y + x);
+}
+
+/* ---- Layers ---- */
+
+static void layer_forward(const Layer *layer, const float *inputs, int64_t stride, int64_t B, float *outputs, float *panel) {
+    Matrix a = {inputs, stride, 1}, b = {layer->weight, 1, layer->inputs};
+    if (B <= FEW_ROWS) product_of_few(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs);
+    else product(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs, panel);
+}
+
+static void layer_gradient(const Layer *layer, const float *gradient, const float *inputs, int64_t stride, int64_t B, float *panel) {
+    Matrix a = {gradient, 1, layer->outputs}, b = {inputs, stride, 1};
+    product(a, b, layer->outputs, layer->inputs, B, 0, layer->weight_gradient, panel);
+    add_rows(gradient, B, layer->outputs, layer->bias_gradient);
+}
+
+static void layer_backward(const Layer *layer, const float *gradient, int64_t B, float *inputs_gradient, float *panel) {
+    Matrix a = {gradient, layer->outputs, 1}, b = {layer->weight, layer->inputs, 1};
+    product(a, b, B, layer->inputs, layer->outputs, 0, inputs_gradient, panel);
+}
+
+/* The features of each layer, `features[0]` the inputs with the distance of their rows. */
+typedef struct {
+    const float *inputs;
+    int64_t stride;
+    float *features[MAX_LAYERS + 1];
+} Pass;
+
+static int64_t widest(const Encoder *encoder) {
+    int64_t width = encoder->num_inputs;
+    for (int64_t depth = 0; depth < encoder->num_layers; depth++)
+        if (encoder->layers[depth].outputs > width) width = encoder->layers[depth].outputs;
+    return width;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int64_t features_size(const Encoder *encoder, int64_t B) {
+    int64_t size = encoder->columns ? encoder->num_inputs * B : 0;
+    for (int64_t depth = 0; depth < encoder->num_layers; depth++) size += encoder->layers[depth].outputs * B;
+    return size;
+}
+
+static float *encoder_forward(const Encoder *encoder, int64_t activation, const Batch *batch, Pass *pass, float *scratch, float *panel) {
+    int64_t B = batch->num_samples;
+    if (encoder->columns) {
+        for (int64_t row = 0; row < B; row++)
+            for (int64_t column = 0; column < encoder->num_inputs; column++)
+                scratch[row * encoder->num_inputs + column] = batch->floats[row * batch->floats_stride + encoder->columns[column]];
+        pass->inputs = scratch, pass->stride = encoder->num_inputs;
+        scratch += B * encoder->num_inputs;
+    } else {
+        pass->inputs = batch->floats + encoder->first_column, pass->stride = batch->floats_stride;
+    }
+    const float *inputs = pass->inputs;
+    int64_t stride = pass->stride;
+    for (int64_t depth = 0; depth < encoder->num_layers; depth++) {
+        const Layer *layer = &encoder->layers[depth];
+        pass->features[depth] = scratch;
+        layer_forward(layer, inputs, stride, B, scratch, panel);
+        activate(activation, scratch, B * layer->outputs);
+        inputs = scratch, stride = layer->outputs;
+        scratch += B * layer->outputs;
+    }
+    return scratch;
+}
+
+/* Features for a head, with the distance of their rows. */
+static Matrix features_of(const Encoder *encoder, const Pass *pass) {
+    if (encoder->num_layers == 0) return (Matrix){pass->inputs, pass->stride, 1};
+    int64_t last = encoder->num_layers - 1;
+    return (Matrix){pass->features[last], encoder->layers[last].outputs, 1};
+}
+
+/* `gradient` and `other` hold [B, widest] floats each; the gradient of the features is in `gradient`. */
+static void encoder_backward(const Encoder *encoder, int64_t activation, const Pass *pass, int64_t B, float *gradient, float *other, float *panel) {
+    for (int64_t depth = encoder->num_layers - 1; depth >= 0; depth--) {
+        const Layer *layer = &encoder->layers[depth];
+        const float *inputs = depth ? pass->features[depth - 1] : pass->inputs;
+        multiply_slopes(activation, pass->features[depth], gradient, B * layer->outputs);
+        layer_gradient(layer, gradient, inputs, depth ? layer->inputs : pass->stride, B, panel);
+        if (depth) {
+            layer_backward(layer, gradient, B, other, panel);
+            float *swap = gradient;
+            gradient = other, other = swap;
+        }
+    }
+}
+
+/* ---- Distributions ---- Each has `outputs` [B, P] of the network, which become their gradient.
+ *
+ * Gaussian, with s the log of the standard deviation and z = (a - mean) / e^s:
+ *     log p = -sum(s + z^2 / 2) + constant, d log p / d mean = z / e^s, d log p / d s = z^2 - 1; d entropy / d s = 1;
+ *     KL(old || new) = sum(s - s_old + (t - 1) / 2), t = e^(2 s_old - 2 s) + d^2, d = (mean - mean_old) / e^s,
+ *     so d KL / d mean = d / e^s and d KL / d s = 1 - t.
+ * Categorical, with l the normalized logits and p = e^l:
+ *     d log p(a) / d output = onehot(a) - p; d entropy / d output = -p (l + entropy); d KL / d output = p - p_old. */
+
+/* The larger and the smaller of two numbers; NaN if one is. */
+INLINE float maximum(float a, float b) { return a > b || a != a ? a : b; }
+INLINE float minimum(float a, float b) { return a < b || a != a ? a : b; }
+
+INLINE float clamped(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+static void gaussian_log_probs(const Model *model, const Batch *batch, int64_t P, const float *outputs, float *log_prob) {
+    int64_t A = model->num_actions;
+    const float *action = batch->action;
+    float own[A], own_precision[A];
+    for (int64_t i = 0; model->log_std && i < A; i++) own[i] = model->log_std[i], own_precision[i] = expf(-own[i]);
+    for (int64_t row = 0; row < batch->num_samples; row++, outputs += P, action += batch->action_stride) {
+        float square = 0.0f, sum = 0.0f;
+        for (int64_t i = 0; i < A; i++) {
+            float log_std = model->log_std ? own[i] : clamped(outputs[A + i], model->lowest_log_std, model->highest_log_std);
+            float z = (action[i] - outputs[i]) * (model->log_std ? own_precision[i] : expf(-log_std));
+            square += z * z, sum += log_std;
+        }
+        log_prob[row] = -0.5f * square - (sum + (float)A * HALF_LOG_TWO_PI);
+    }
+}
+
+/* Turns outputs into their gradient; returns the sums of entropy and divergence over the samples. */
+static void gaussian_backward(const Model *model, const Loss *loss, const Batch *batch, int64_t P, float *outputs,
+                              const float *log_prob_gradient, double *entropy, double *kl) {
+    int64_t A = model->num_actions;
+    const float *action = batch->action, *old = batch->action_parameters;
+    float entropy_share = -loss->entropy_coeff / (float)batch->num_samples, kl_share = loss->kl_coeff / (float)batch->num_samples;
+    float own[A], own_precision[A];
+    double own_gradient[A];
+    for (int64_t i = 0; model->log_std && i < A; i++)
+        own[i] = model->log_std[i], own_precision[i] = expf(-own[i]), own_gradient[i] = 0.0;
+    for (int64_t row = 0; row < batch->num_samples; row++, outputs += P, action += batch->action_stride, old += batch->parameters_stride) {
+        float factor = log_prob_gradient[row];
+        for (int64_t i = 0; i < A; i++) {
+            float raw = model->log_std ? own[i] : outputs[A + i];
+            float log_std = model->log_std ? raw : clamped(raw, model->lowest_log_std, model->highest_log_std);
+            float precision = model->log_std ? own_precision[i] : expf(-log_std), z = (action[i] - outputs[i]) * precision;
+            float mean_gradient = z * factor, log_std_gradient = (z * z - 1.0f) * factor;
+            *entropy += log_std + HALF_LOG_TWO_PI + 0.5f;
+            if (loss->entropy_coeff != 0.0f) log_std_gradient += entropy_share;
+            if (loss->needs_kl) {
+                float log_ratio = log_std - old[A + i], distance = (outputs[i] - old[i]) * precision;
+                float excess = expf(-2.0f * log_ratio) + distance * distance - 1.0f;
+                *kl += log_ratio + 0.5f * excess;
+                if (loss->kl_coeff != 0.0f) mean_gradient += distance * kl_share, log_std_gradient -= excess * kl_share;
+            }
+            outputs[i] = mean_gradient * precision;
+            if (model->log_std) own_gradient[i] += log_std_gradient;
+            else outputs[A + i] = log_std == raw ? log_std_gradient : 0.0f;
+        }
+    }
+    for (int64_t i = 0; model->log_std && i < A; i++) model->log_std_gradient[i] = (float)own_gradient[i];
+}
+
+static int is_forbidden(const Model *model, const float *floats, int64_t choice) {
+    if (model->mask_column < 0 || floats[model->mask_column + choice] != 0.0f) return 0;
+    for (int64_t i = 0; i < model->num_actions; i++)
+        if (floats[model->mask_column + i] != 0.0f) return 1;
+    return 0; /* a mask that forbids every choice counts for nothing */
+}
+
+/* Turns outputs into normalized logits. */
+static void categorical_log_probs(const Model *model, const Batch *batch, float *outputs, float *log_prob) {
+    int64_t A = model->num_actions;
+    const int64_t *action = batch->action;
+    for (int64_t row = 0; row < batch->num_samples; row++, outputs += A) {
+        const float *floats = batch->floats + row * batch->floats_stride;
+        float largest = -INFINITY, sum = 0.0f;
+        for (int64_t i = 0; i < A; i++) {
+            if (is_forbidden(model, floats, i)) outputs[i] = model->forbidden_logit;
+            largest = maximum(largest, outputs[i]);
+        }
+        for (int64_t i = 0; i < A; i++) outputs[i] -= largest, sum += expf(outputs[i]);
+        float log_sum = logf(sum);
+        for (int64_t i = 0; i < A; i++) outputs[i] -= log_sum;
+        log_prob[row] = outputs[action[row]];
+    }
+}
+
+static void categorical_backward(const Model *model, const Loss *loss, const Batch *batch, float *outputs,
+                                 const float *log_prob_gradient, double *entropy, double *kl) {
+    int64_t A = model->num_actions;
+    const int64_t *action = batch->action;
+    const float *old = batch->action_parameters;
+    float entropy_share = -loss->entropy_coeff / (float)batch->num_samples, kl_share = loss->kl_coeff / (float)batch->num_samples;
+    for (int64_t row = 0; row < batch->num_samples; row++, outputs += A, old += batch->parameters_stride) {
+        const float *floats = batch->floats + row * batch->floats_stride;
+        float probability[A], row_entropy = 0.0f, row_kl = 0.0f;
+        for (int64_t i = 0; i < A; i++) probability[i] = expf(outputs[i]), row_entropy -= probability[i] * outputs[i];
+        for (int64_t i = 0; i < A; i++) {
+            float gradient = -probability[i] * log_prob_gradient[row];
+            if (i == action[row]) gradient += log_prob_gradient[row];
+            if (loss->entropy_coeff != 0.0f) gradient -= probability[i] * (outputs[i] + row_entropy) * entropy_share;
+            if (loss->needs_kl) {
+                float reference = expf(old[i]);
+                row_kl += reference * (old[i] - outputs[i]);
+                if (loss->kl_coeff != 0.0f) gradient += (probability[i] - reference) * kl_share;
+            }
+            outputs[i] = is_forbidden(model, floats, i) ? 0.0f : gradient;
+        }
+        *entropy += row_entropy, *kl += row_kl;
+    }
+}
+
+/* ---- The loss and its gradient ---- */
+
+static int64_t num_outputs(const Model *model) { return model->policy_head.outputs; }
+
+static int64_t scratch_size(const Model *model, int64_t B) {
+    int64_t width = larger(widest(&model->actor), larger(num_outputs(model), widest(&model->critic)));
+    int64_t features = features_size(&model->actor, B) + (model->has_critic ? features_size(&model->critic, B) : 0);
+    return features + B * num_outputs(model) + 3 * B + 2 * B * width + (larger(B, width) + 1) * PANEL + 16 * LANES;
+}
+
+/* Writes the gradient with respect to the log-probabilities; returns the mean loss. */
+static float policy_loss(const Loss *loss, const Batch *batch, const float *log_prob, float *gradient) {
+    double sum = 0.0;
+    float share = -1.0f / (float)batch->num_samples;
+    for (int64_t row = 0; row < batch->num_samples; row++) {
+        float advantage = batch->advantage[row];
+        if (loss->algorithm == A2C) {
+            sum += log_prob[row] * advantage;
+            gradient[row] = advantage * share;
+            continue;
+        }
+        float ratio = expf(log_prob[row] - batch->log_prob[row]), surrogate = ratio * advantage;
+        float clipped = minimum(maximum(ratio, loss->clip_low), loss->clip_high) * advantage;
+        sum += minimum(surrogate, clipped);
+        /* A product, not a choice: the gradient of an infinite ratio is NaN, and the step is skipped. */
+        gradient[row] = surrogate * (surrogate <= clipped ? share : 0.0f);
+    }
+    return (float)(-sum / (double)batch->num_samples);
+}
+
+/* Turns values into their gradient, times `value_coeff`; returns the mean error. */
+static float value_loss(const Loss *loss, const Batch *batch, float *values) {
+    double sum = 0.0;
+    float share = loss->value_coeff * (2.0f / (float)batch->num_samples);
+    for (int64_t row = 0; row < batch->num_samples; row++) {
+        float error = values[row] - batch->normalized_return[row], square = error * error;
+        if (!loss->clips_value) {
+            sum += square, values[row] = error * share;
+            continue;
+        }
+        float change = values[row] - batch->normalized_value[row];
+        float clipped = minimum(maximum(change, -loss->value_clip), loss->value_clip);
+        float clipped_error = clipped + (batch->normalized_value[row] - batch->normalized_return[row]);
+        float clipped_square = clipped_error * clipped_error;
+        sum += maximum(square, clipped_square);
+        values[row] = error * (clipped == change || square >= clipped_square ? share : 0.0f);
+    }
+    return (float)(sum / (double)batch->num_samples);
+}
+
+/* What the networks say of a batch, and the working memory. */
+typedef struct {
+    Pass actor_pass, critic_pass;
+    const Encoder *critic; /* the encoder whose features the value head reads */
+    Matrix features, critic_features;
+    float *outputs, *values, *log_prob, *log_prob_gradient, *features_gradient, *other, *panel;
+} Outputs;
+
+static Outputs forward(const Model *model, const Batch *batch, float *scratch) {
+    int64_t B = batch->num_samples, P = num_outputs(model);
+    int64_t width = larger(widest(&model->actor), larger(P, widest(&model->critic)));
+    Outputs o;
+    o.outputs = scratch, o.values = o.outputs + B * P, o.log_prob = o.values + B, o.log_prob_gradient = o.log_prob + B;
+    o.features_gradient = o.log_prob_gradient + B, o.other = o.features_gradient + B * width, o.panel = o.other + B * width;
+    float *rest = o.panel + (larger(B, width) + 1) * PANEL;
+    o.critic = model->has_critic ? &model->critic : &model->actor;
+    rest = encoder_forward(&model->actor, model->activation, batch, &o.actor_pass, rest, o.panel);
+    if (model->has_critic) encoder_forward(o.critic, model->activation, batch, &o.critic_pass, rest, o.panel);
+    else o.critic_pass = o.actor_pass;
+    o.features = features_of(&model->actor, &o.actor_pass), o.critic_features = features_of(o.critic, &o.critic_pass);
+    layer_forward(&model->policy_head, o.features.at, o.features.row_stride, B, o.outputs, o.panel);
+    layer_forward(&model->value_head, o.critic_features.at, o.critic_features.row_stride, B, o.values, o.panel);
+    return o;
+}
+
+static void gradient(const Model *model, const Loss *loss, const Batch *batch, float *scratch, float *metrics, float *log_ratio) {
+    int64_t B = batch->num_samples, P = num_outputs(model);
+    Outputs o = forward(model, batch, scratch);
+    const Encoder *critic = o.critic;
+    Matrix features = o.features, critic_features = o.critic_features;
+    float *outputs = o.outputs, *values = o.values, *log_prob = o.log_prob, *log_prob_gradient = o.log_prob_gradient;
+    float *features_gradient = o.features_gradient, *other = o.other, *panel = o.panel;
+
+    if (model->distribution == GAUSSIAN) gaussian_log_probs(model, batch, P, outputs, log_prob);
+    else categorical_log_probs(model, batch, outputs, log_prob);
+    for (int64_t row = 0; row < B; row++) log_ratio[row] = log_prob[row] - batch->log_prob[row];
+    float policy = policy_loss(loss, batch, log_prob, log_prob_gradient);
+    float value = loss->value_coeff * value_loss(loss, batch, values);
+    double entropy = 0.0, kl = 0.0;
+    if (model->distribution == GAUSSIAN) gaussian_backward(model, loss, batch, P, outputs, log_prob_gradient, &entropy, &kl);
+    else categorical_backward(model, loss, batch, outputs, log_prob_gradient, &entropy, &kl);
+    float entropy_loss = loss->entropy_coeff > 0.0f ? (float)(-loss->entropy_coeff * entropy / (double)B) : 0.0f;
+    float mean_kl = loss->needs_kl ? (float)(kl / (double)B) : 0.0f;
+    float kl_loss = loss->kl_coeff > 0.0f ? loss->kl_coeff * mean_kl : 0.0f;
+    metrics[0] = policy + value + entropy_loss + kl_loss;
+    metrics[1] = policy, metrics[2] = value, metrics[3] = entropy_loss, metrics[4] = kl_loss, metrics[5] = mean_kl;
+
+    layer_gradient(&model->policy_head, outputs, features.at, features.row_stride, B, panel);
+    layer_gradient(&model->value_head, values, critic_features.at, critic_features.row_stride, B, panel);
+    if (model->has_critic) {
+        if (critic->num_layers) layer_backward(&model->value_head, values, B, features_gradient, panel);
+        encoder_backward(critic, model->activation, &o.critic_pass, B, features_gradient, other, panel);
+    }
+    if (model->actor.num_layers) layer_backward(&model->policy_head, outputs, B, features_gradient, panel);
+    if (model->actor.num_layers && !model->has_critic) {
+        layer_backward(&model->value_head, values, B, other, panel);
+        ELEMENTWISE(B * model->policy_head.inputs, other, features_gradient, y + x);
+    }
+    encoder_backward(&model->actor, model->activation, &o.actor_pass, B, features_gradient, other, panel);
+}
+
+/* ---- Acting ---- */
+
+static void sample_gaussian(const Model *model, const Request *request, int64_t P, const float *outputs) {
+    int64_t A = model->num_actions;
+    float *action = request->action, *parameters = request->parameters;
+    const float *noise = request->noise;
+    for (int64_t row = 0; row < request->num_rows; row++, outputs += P, action += A, parameters += 2 * A, noise += A) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < A; i++) {
+            float log_std = model->log_std ? model->log_std[i]
+                                           : clamped(outputs[A + i], model->lowest_log_std, model->highest_log_std);
+            parameters[i] = outputs[i], parameters[A + i] = log_std;
+            action[i] = outputs[i] + expf(log_std) * noise[i];
+            sum += 0.5f * noise[i] * noise[i] + log_std;
+        }
+        request->log_prob[row] = -(sum + (float)A * HALF_LOG_TWO_PI);
+    }
+}
+
+/* An exponential race: the choice with the largest p_i / e_i. */
+static void sample_categorical(const Model *model, const Request *request, const Batch *batch, float *outputs) {
+    int64_t A = model->num_actions, *action = request->action;
+    const float *noise = request->noise;
+    for (int64_t row = 0; row < request->num_rows; row++) action[row] = 0;
+    Batch named = *batch;
+    named.action = action;
+    categorical_log_probs(model, &named, outputs, request->log_prob);
+    memcpy(request->parameters, outputs, (size_t)(request->num_rows * A) * 4);
+    for (int64_t row = 0; row < request->num_rows; row++, outputs += A, noise += A) {
+        float largest = -INFINITY;
+        for (int64_t i = 0; i < A; i++) {
+            float time = outputs[i] - logf(noise[i] < 1.17549435e-38f ? 1.17549435e-38f : noise[i]);
+            if (time > largest) largest = time, action[row] = i;
+        }
+        request->log_prob[row] = outputs[action[row]];
+    }
+}
+
+static void act(const Model *model, const Request *request, float *scratch) {
+    int64_t B = request->num_rows, F = request->num_floats;
+    Batch batch = {.num_samples = B, .floats_stride = request->row_stride, .floats = request->obs};
+    if (request->obs_mean) {
+        float *floats = scratch + scratch_size(model, B);
+        vec high = splat(request->obs_clip), low = splat(-request->obs_clip);
+        for (int64_t row = 0; row < B; row++) {
+            const float *obs = request->obs + row * request->row_stride;
+            float *out = floats + row * F;
+            for (int64_t at = 0; at < F; at += LANES) {
+                int64_t left = F - at < LANES ? F - at : LANES;
+                vec x = (load_part(obs + at, left) - load_part(request->obs_mean + at, left)) / load_part(request->obs_std + at, left);
+                x = choose(x > high, high, choose(x < low, low, x));
+                store_part(out + at, x, left);
+            }
+        }
+        batch.floats = floats, batch.floats_stride = F;
+    }
+    Outputs o = forward(model, &batch, scratch);
+    for (int64_t row = 0; row < B; row++) request->value[row] = o.values[row] * *request->return_std + *request->return_mean;
+    if (model->distribution == GAUSSIAN) sample_gaussian(model, request, num_outputs(model), o.outputs);
+    else sample_categorical(model, request, &batch, o.outputs);
+}
+
+/* Kingma and Ba 2015 (arXiv:1412.6980), as PyTorch computes it. */
+static float apply(const Adam *adam, float learning_rate, float limit, float loss) {
+    int64_t N = adam->num_parameters, at = 0;
+    float *gradient = adam->gradient;
+    vec squares[4] = {{0}, {0}, {0}, {0}};
+    for (; at + 4 * LANES <= N; at += 4 * LANES)
+        for (int v = 0; v < 4; v++) {
+            vec x = load(gradient + at + v * LANES);
+            squares[v] += x * x;
+        }
+    float square = sum_of((squares[0] + squares[1]) + (squares[2] + squares[3]));
+    for (; at < N; at++) square += gradient[at] * gradient[at];
+    float norm = sqrtf(square);
+    if (!isfinite(norm) || !isfinite(loss)) return norm;
+    float scale = limit > 0.0f && norm + 1e-6f > limit ? limit / (norm + 1e-6f) : 1.0f;
+    double count = (double)*adam->step + 1.0;
+    *adam->step = (float)count;
+    float step_size = (float)((double)learning_rate / (1.0 - pow(adam->beta1, count)));
+    float correction = (float)(1.0 / sqrt(1.0 - pow(adam->beta2, count))), epsilon = (float)adam->epsilon;
+    float weight1 = (float)(1.0 - adam->beta1), beta2 = (float)adam->beta2, weight2 = (float)(1.0 - adam->beta2);
+    float *restrict parameters = adam->parameters, *restrict exp_avg = adam->exp_avg, *restrict exp_avg_sq = adam->exp_avg_sq;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < N; i++) {
+        float g = gradient[i] * scale;
+        gradient[i] = g;
+        exp_avg[i] += weight1 * (g - exp_avg[i]);
+        exp_avg_sq[i] = beta2 * exp_avg_sq[i] + weight2 * (g * g);
+        parameters[i] -= step_size * exp_avg[i] / (sqrtf(exp_avg_sq[i]) * correction + epsilon);
+    }
+    return norm;
+}
+
+static void step(const Model *model, const Loss *loss, const Batch *batch, const Adam *adam, float learning_rate, float limit,
+                 float *scratch, float *metrics, float *log_ratio) {
+    gradient(model, loss, batch, scratch, metrics, log_ratio);
+    metrics[6] = apply(adam, learning_rate, limit, metrics[0]);
+}
+
+#define NAME_(suffix) #suffix
+#define NAME(suffix) NAME_(suffix)
+const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, act, gradient, apply, step};
