@@ -17,6 +17,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import psutil
 import pytest
 import torch
@@ -180,8 +181,9 @@ def _memory_maps(pid: int) -> str:
 
 
 @pytest.fixture
-def probes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def probes_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Examines environments in this process: for tests that are not about the process that a run starts for it."""
+    registered = dict(gymnasium.registry)
 
     def examine(request: Mapping[str, Any], timeout_s: float, on_slow: object) -> tuple[int, list[Any], str]:
         asked = {name: value for name, value in request.items() if name not in ("search_path", "stacks_at")}
@@ -190,6 +192,9 @@ def probes_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0, json.loads(json.dumps(answers)), ""
 
     monkeypatch.setattr(probe, "_run_child", examine)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(registered)  # other tests register other environments by the same names
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import autograd_step, update_runner
+from asyncrl.learner.autograd_step import AutogradStep
 from asyncrl.learner.dataset import CountedDataset, Dataset
-from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.graphed_step import GraphedStep
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
@@ -338,7 +338,7 @@ def test_clip_range_and_entropy_change_linearly(
     finals = {"ppo_clip_ratio": 0.02, "final_ppo_clip_ratio": 0.04, "final_entropy_loss_coeff": 0.1}
     scheduled, actor = make(BOX, **settings, **finals)
     constant, _ = make(BOX, **settings, ppo_clip_ratio=clip, entropy_loss_coeff=entropy)
-    assert isinstance(scheduled._step, ArrayUpdate) != squash_actions
+    assert isinstance(scheduled._step, AutogradStep) == squash_actions
     dataset = actor.collect(actor.receive(scheduled))
     constant.publication()
     found, expected = (dataclasses.astuple(train_on(each, dataset, env_steps)) for each in (scheduled, constant))
