@@ -330,25 +330,25 @@ def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode
 
 
 @pytest.mark.parametrize(
-    ("mode", "event", "error"),
+    ("mode", "event", "kind"),
     [
-        (SERIAL, "start", LookupError("of my own")),
-        (SERIAL, "episode", SystemExit("of my own")),
-        (PARALLEL, "episode", LookupError("of my own")),
-        (PARALLEL, "end", LookupError("of my own")),
+        (SERIAL, "start", LookupError),
+        (SERIAL, "episode", SystemExit),
+        (PARALLEL, "episode", LookupError),
+        (PARALLEL, "end", LookupError),
     ],
     ids=["serial-start", "serial-episode-exit", "parallel-episode", "parallel-end"],
 )
 def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_start_with_a_checkpoint(
-    tmp_path: Path, mode: dict[str, Any], event: str, error: BaseException
+    tmp_path: Path, mode: dict[str, Any], event: str, kind: type[BaseException]
 ) -> None:
+    error = kind("of my own")
+
     def fail(run: asyncrl.Run, _: Any) -> None:
         raise error
 
     failing, other = Noting(**{event: fail}), Noting()
-    with pytest.raises(
-        asyncrl.RunFailed, match=f"the callback Noting failed: {type(error).__name__}: of my own"
-    ) as raised:
+    with pytest.raises(asyncrl.RunFailed, match=f"the callback Noting failed: {kind.__name__}: of my own") as raised:
         train(tmp_path, failing, other, **mode, experiment="run", train_for_env_steps=10**8 if event != "end" else 500)
     assert raised.value.__cause__ is error
     assert "in fail\n" in raised.value.details
