@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
 place=$(mktemp -d "${TMPDIR:-/tmp}/asyncrl-seam-XXXXXX")
 trap 'rm -rf "$place"' EXIT
+export ASYNCRL_NO_NATIVE=1  # it is not compiled in the copies
 smoke=(tests/test_command.py tests/modes tests/test_validate.py)
 
 copy_without() {
