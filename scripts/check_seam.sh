@@ -2,7 +2,7 @@
 # Whether each feature of asyncrl/contrib can be deleted: contracts, types, collection of the tests and a smoke set, in a
 # copy without its folder and its tests. With the argument `core` also the whole test suite, in a copy without all features.
 #
-#     scripts/check_seam.sh [core]
+#     scripts/check_seam.sh [NAME ...] [core]    features to delete one by one [all, and then all together]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -32,13 +32,22 @@ names=()
 for folder in asyncrl/contrib/*/; do
     [ -f "$folder/hooks.py" ] && names+=("$(basename "$folder")")
 done
-for name in "${names[@]}"; do
+with_core=no
+asked=()
+for argument in "$@"; do
+    if [ "$argument" = core ]; then with_core=yes; else asked+=("$argument"); fi
+done
+for name in "${asked[@]:-${names[@]}}"; do
     echo "+ without $name ($SECONDS s)"
     (copy_without "$name" && check && PYTHONPATH=$PWD "$python" -m pytest -q "${smoke[@]}")
 done
+if [ "${#asked[@]}" -gt 0 ]; then
+    echo "each of ${asked[*]} can be deleted; this took $SECONDS s"
+    exit
+fi
 echo "+ without ${names[*]} ($SECONDS s)"
 (copy_without "${names[@]}" && check && PYTHONPATH=$PWD "$python" -m pytest -q "${smoke[@]}")
-if [ "${1:-}" = core ]; then
+if [ "$with_core" = yes ]; then
     (copy_without "${names[@]}" && PYTHONPATH=$PWD "$python" -m pytest -q)
 fi
 echo "each of ${names[*]} can be deleted; this took $SECONDS s"
