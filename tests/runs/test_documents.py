@@ -35,7 +35,7 @@ EXAMPLES = {
         "--core=traces": "actor_core.pace",
         "--model=wide_critic": "critic.encoders.0.linears.1.weight",
         "--env=hidden:Hidden-v0": "actor_core.rnn.weight_hh_l0",
-        "--algo=reinforce": "policy_head.weight",
+        "--algo=powered_reinforce": "policy_head.weight",
     },
 }
 NUMBER, CHOICE = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
