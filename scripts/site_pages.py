@@ -109,7 +109,11 @@ def metrics_page() -> str:
 
 def python_page() -> str:
     """Everything that `import asyncrl` offers, from the docstrings."""
-    lines = ["# Python reference", "", "What `import asyncrl` offers. [Python API and callbacks](python_api.md) explains how."]
+    lines = [
+        "# Python reference",
+        "",
+        "What `import asyncrl` offers. [Python API and callbacks](python_api.md) explains how.",
+    ]
     for name in sorted(asyncrl.__all__):
         if callable(getattr(asyncrl, name)):
             lines += ["", f"::: asyncrl.{name}"]
