@@ -193,8 +193,7 @@ def probes_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(probe, "_run_child", examine)
     yield
-    gymnasium.registry.clear()
-    gymnasium.registry.update(registered)  # other tests register other environments by the same names
+    gymnasium.registry.update(registered)  # a test may have registered another environment by the same name
 
 
 @pytest.fixture
