@@ -1,4 +1,4 @@
-"""Options of `evaluate` and `enjoy`: those of both, and those of features, by which others play with the policy."""
+"""Options that `evaluate` and `enjoy` share, and options of features by which others play with the policy."""
 
 from __future__ import annotations
 

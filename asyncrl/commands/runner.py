@@ -108,7 +108,7 @@ class Command(ABC, Generic[Options]):
 
 
 class TrainingCommand(Command[Options]):
-    """A command whose flags are settings, those of an algorithm of the user's included."""
+    """A command whose flags are settings; they include the settings of a user's algorithm."""
 
     usage = "python -m asyncrl.train"
 

@@ -176,7 +176,7 @@ class ArrayPolicy:
         self._no_state = np.empty((0, 0), dtype=np.float32)
 
     def act(self, obs: FloatArray, rnn_state: FloatArray | None = None) -> ActorOutput:
-        """Draws actions for raw observations `[B, D]`; there is no recurrent state."""
+        """Samples actions for raw observations `[B, D]`; there is no recurrent state."""
         if self._normalizes_obs:
             obs = obs - self._obs_mean
             obs /= self._obs_std

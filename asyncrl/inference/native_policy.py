@@ -22,13 +22,16 @@ class NativePolicy:
         self._is_categorical = isinstance(model.distribution, Categorical)
         self._num_actions, self._num_parameters = self._described.record.num_actions, model.distribution.num_parameters
         self._generator = np.random.Generator(np.random.SFC64(seed))
+        # Held, so that the addresses stay valid if the model exchanges its statistics.
+        self._statistics = model.obs_mean, model.obs_std, model.return_mean, model.return_std
+        obs_mean, obs_std, return_mean, return_std = (tensor.data_ptr() for tensor in self._statistics)
         self._request = native.Request(
             num_floats=model.layout.num_floats,
-            obs_mean=model.obs_mean.data_ptr() if model.normalizes_obs else None,
-            obs_std=model.obs_std.data_ptr() if model.normalizes_obs else None,
+            obs_mean=obs_mean if model.normalizes_obs else None,
+            obs_std=obs_std if model.normalizes_obs else None,
             obs_clip=OBS_CLIP,
-            return_mean=model.return_mean.data_ptr(),
-            return_std=model.return_std.data_ptr(),
+            return_mean=return_mean,
+            return_std=return_std,
         )
         self._answer = ActorOutput(np.empty(0))
 

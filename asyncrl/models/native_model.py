@@ -25,7 +25,8 @@ class NativeModel:
 
     def __init__(self, model: ActorCritic) -> None:
         """Describes a model that fits and whose parameters are flat (`FlatParameters`), perhaps without gradients."""
-        self._referenced: list[object] = [model]
+        self._referenced: list[object] = [model]  # and the tensors themselves, which a model may exchange
+        self._referenced += [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
         gaussian = model.distribution if isinstance(model.distribution, DiagonalGaussian) else None
         policy_head, value_head = (_layer(*layer) for layer in model.heads)
         log_std, layout = model.log_std, model.layout

@@ -156,7 +156,7 @@ class ProcessRoles(Roles):
 
 
 class ActingRoles(ProcessRoles):
-    """Roles whose actions are those of published weights, chosen in the worker or in an inference worker."""
+    """Roles that act with published weights, in the worker or in an inference worker."""
 
     @abstractmethod
     def inference_buffer(self, setup: RunSetup) -> InferenceBuffer:
@@ -242,5 +242,5 @@ def build_env_groups(setup: RunSetup, worker_idx: int) -> dict[int, HostEnvGroup
 
 
 def roles_of(setup: RunSetup) -> Any:
-    """The roles of a run's mode: `Roles`, those of a process `ProcessRoles`, of inference workers `ActingRoles`."""
+    """The roles of a run's mode: `Roles`; `ProcessRoles` if it has processes; `ActingRoles` if workers act."""
     return imported(setup.mode.roles)()

@@ -13,7 +13,7 @@ typedef struct {
     int64_t inputs, outputs;
 } Layer;
 
-/* A perceptron over some columns of the observations: all from `first_column` on, or those of `columns`. */
+/* A perceptron over some columns of the observations: all from `first_column` on, or the listed `columns`. */
 typedef struct {
     const Layer *layers;
     const int64_t *columns; /* NULL: inputs are contiguous */

@@ -7,7 +7,7 @@
  *     weight gradient weight gradient [O, I] = (gradient of outputs)^T [O, B] inputs [B, I]
  *     backward        gradient of inputs [B, I] = gradient of outputs [B, O] weight [O, I]
  *
- * The rules for numbers that are not finite are those of the updates in PyTorch: NaN and infinity reach the loss or the
+ * NaN and infinity are treated as in the updates in PyTorch: they reach the loss or the
  * norm of the gradient, and the step is skipped. The compiler must not assume that there are none (no -ffast-math). */
 #include "core.h"
 

@@ -187,7 +187,7 @@ class Board:
 
 
 def with_bar(text: str, bar_width: int, share: float, is_ascii: bool) -> Text:
-    """A text behind a bar of which a share is filled."""
+    """A text behind a bar that is filled in part."""
     filled = round(bar_width * share)
     done, rest = ("#", "-") if is_ascii else ("\u2501", "\u2500")
     bar = (done * filled, "green"), (rest * (bar_width - filled), "dim")

@@ -14,9 +14,9 @@ class EpisodeStatistics:
     """The last 100 training episodes of all workers or of one, with the environment's own rewards.
 
     Attributes:
-        env_steps: environment steps that were collected, those of an earlier part of the run included.
+        env_steps: collected environment steps, including an earlier part of the run.
         num_episodes: episodes that ended in this part of the run.
-        recent: the last 100 episodes, those of an earlier part included.
+        recent: the last 100 episodes, including an earlier part of the run.
     """
 
     def __init__(self, env_steps: int = 0, recent: Iterable[EpisodeRecord] = ()) -> None:

@@ -124,12 +124,10 @@ class NativeUpdate:
 
     def _describe_optimizer(self, config: TrainConfig) -> native.Adam:
         optimizer = self._optimizer
+        moments = optimizer.exp_avgs[0], optimizer.exp_avg_sqs[0], optimizer.steps[0]
+        self._held = optimizer.parameters[0], self._gradient, *moments  # so that the addresses stay valid
         return native.Adam(
-            optimizer.parameters[0].data_ptr(),
-            self._gradient.data_ptr(),
-            optimizer.exp_avgs[0].data_ptr(),
-            optimizer.exp_avg_sqs[0].data_ptr(),
-            optimizer.steps[0].data_ptr(),
+            *(tensor.data_ptr() for tensor in self._held),
             self._gradient.numel(),
             config.adam_beta1,
             config.adam_beta2,
