@@ -216,7 +216,7 @@ def test_the_figures_of_a_comparison_are_those_of_the_pairs():
     results = [EvaluationResult((1.0, 2.0, 6.0), (1, 1, 1)), EvaluationResult((2.0, 2.0, 9.0), (1, 2, 3))]
     comparison = Comparison(("a", "b"), tuple(results))
     (_, row) = comparison.to_data()["policies"]
-    half = 4.30265 * 1.527525 / 3**0.5  # Student's t with 2 degrees of freedom; deviation of 1, 0, 3
+    half = 4.30265 * 1.527525 / 3**0.5  # Student's t with 2 degrees of freedom; standard deviation of 1, 0, 3
     assert row["difference"] == pytest.approx(4 / 3)
     assert row["difference_ci95"] == pytest.approx((4 / 3 - half, 4 / 3 + half), rel=1e-5)
     header, first, second = comparison.to_text().splitlines()

@@ -209,7 +209,7 @@ def source(folder: Path, spec: EnvSpec = SPEC, **settings: Any) -> Path:
 def source_problems(path: Path, spec: EnvSpec = SPEC, **settings: Any) -> str:
     """Why a run of this environment cannot start from a checkpoint."""
     config = TrainConfig(**{"env": "X-v0", "init_from": str(path), "train_dir": str(path.parents[2]), **settings})
-    return " ".join(map(str, resuming.find_problems_of_source(config, spec)))
+    return " ".join(map(str, resuming.find_source_problems(config, spec)))
 
 
 def test_a_checkpoint_with_another_unit_of_actions_is_started_from_where_it_makes_no_difference(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_one_sentence_says_which_tensors_begin_new(algo: str, tmp_path: Path) ->
     def said(kind: str, spec: EnvSpec = SPEC, **settings: Any) -> tuple[str, str]:
         given = {"encoder_mlp_layers": [16, 8], **settings}
         config = TrainConfig(env="CartPole-v1", algo=algo, init_from=str(paths[kind]), **given)
-        assert resuming.find_problems_of_source(config, spec) == []
-        problems, warnings = resuming.find_misfits_of_source(config, spec)
+        assert resuming.find_source_problems(config, spec) == []
+        problems, warnings = resuming.find_source_misfits(config, spec)
         return " ".join(map(str, problems)), " ".join(map(str, warnings))
 
     rest = "the critics, the optimizer's state" if algo == "sac" else "the optimizer's state"
@@ -289,7 +289,7 @@ def several_policies(folder: Path, *policies: dict[str, Any]) -> Path:
     with RunFolder.create(str(folder), "source", "resume") as run:
         run.write_config(config)
     for idx in own:
-        of_policy = config.of_policy(idx)
+        of_policy = config.for_policy(idx)
         weights = {
             name: torch.full_like(each, idx) for name, each in make_acting_model(SPEC, of_policy).state_dict().items()
         }
@@ -309,11 +309,11 @@ def test_each_policy_begins_with_the_policy_of_its_number(tmp_path: Path) -> Non
     path = several_policies(tmp_path, {}, {"gamma": 0.9})
     for named in ("source", path):
         config = begins_with(named, tmp_path)
-        assert resuming.find_problems_of_source(config, SPEC) == []
-        assert resuming.find_misfits_of_source(config, SPEC) == ([], [])
+        assert resuming.find_source_problems(config, SPEC) == []
+        assert resuming.find_source_misfits(config, SPEC) == ([], [])
         setup = RunSetup.create(config, resolve(config, Machine(cores=2)), SPEC, tmp_path / "new")
         for idx in range(2):
-            begun = state_to_begin_with(setup.of_policy(idx))
+            begun = state_to_begin_with(setup.for_policy(idx))
             assert begun is not None and begun.is_whole
             assert {float(each.float().mean()) for each in begun.model.values()} == {float(idx)}
 
@@ -330,7 +330,7 @@ def test_the_settings_of_each_policy_are_compared_with_those_of_its_source(tmp_p
 
     def problems(**settings: Any) -> list[str]:
         config = begins_with(path, tmp_path, **settings)
-        return list(map(str, resuming.find_problems_of_source(config, SPEC)))
+        return list(map(str, resuming.find_source_problems(config, SPEC)))
 
     start = f"--init_from={path}: the checkpoint was made with "
     like_source: dict[str, Any] = {"normalize_input": False, "encoder_mlp_layers": [4]}
@@ -345,8 +345,8 @@ def test_the_settings_of_each_policy_are_compared_with_those_of_its_source(tmp_p
     (text,) = problems(num_policies=3)
     assert "made with num_policies=2; this run has 3." in text
     wider = begins_with(path, tmp_path, policies={1: {"normalize_input": False}})
-    assert resuming.find_problems_of_source(wider, SPEC) == []
-    (warning,) = resuming.find_misfits_of_source(wider, SPEC)[1]
+    assert resuming.find_source_problems(wider, SPEC) == []
+    (warning,) = resuming.find_source_misfits(wider, SPEC)[1]
     assert warning.text.startswith(f"Policy 1: --init_from={path}: ") and "begins new" in warning.text
     shutil.rmtree(path / "checkpoints" / "policy_1")
     assert f"{path} has no policy 1" in problems()[0]
@@ -380,4 +380,4 @@ def test_a_source_is_not_needed_once_the_run_has_a_checkpoint(folder: RunFolder)
         resuming.resolve_source(config)
     save(folder.checkpoints, 100)
     assert resuming.resolve_source(config) == config
-    assert resuming.find_problems_of_source(config, SPEC) == []
+    assert resuming.find_source_problems(config, SPEC) == []

@@ -17,8 +17,8 @@ from asyncrl.algorithms.off_policy import SUM_OF_INPUTS, OptimizerStep, Steps
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.dqn import QNetwork, best_choice
 
-FIGURES = ("loss", "q_mean", SUM_OF_INPUTS, "grad_norm")
-"""Names of the figures that an update returns."""
+STEP_METRICS = ("loss", "q_mean", SUM_OF_INPUTS, "grad_norm")
+"""Names of the metrics that an update returns."""
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class Dqn:
     move_target: Callable[[], None]
 
     def update(self, steps: Steps) -> tuple[Tensor, ...]:
-        """One update; returns `FIGURES`, and the errors `[B]` that prioritized replay needs."""
+        """One update; returns `STEP_METRICS`, and the errors `[B]` that prioritized replay needs."""
         # Targets: the network chooses the next action, the target network values it.
         with steps.precision():
             next_values, target_values = self.model.values(steps.later), self.target_model.values(steps.later)
@@ -45,15 +45,15 @@ class Dqn:
                 all_values = self.model.values(steps.obs)
             values = all_values.gather(-1, steps.action.unsqueeze(-1)).squeeze(-1)
             loss = dqn_loss(values, target, steps.weight)
-        figures = self.step_model(loss, *steps.critic_figures(values))
+        step_metrics = self.step_model(loss, *steps.critic_figures(values))
 
         # The target network follows.
         self.move_target()
-        return self.results(figures, values.detach(), target)
+        return self.results(step_metrics, values.detach(), target)
 
-    def results(self, figures: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        """The figures, and the absolute errors `[B]` if they are priorities."""
-        return (figures, (values - target).abs()) if self.config.prioritized_replay else (figures,)
+    def results(self, step_metrics: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """The metrics, and the absolute errors `[B]` if they are priorities."""
+        return (step_metrics, (values - target).abs()) if self.config.prioritized_replay else (step_metrics,)
 
 
 def double_target(

@@ -132,22 +132,22 @@ class LossMetrics(NamedTuple):
 NUM_LOSS_METRICS = len(LossMetrics._fields) - 1
 """The scalars of `LossMetrics`."""
 
-FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
+STEP_METRICS = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
 """The metrics of an optimizer step: the scalars of `LossMetrics`, and the norm of the gradient before clipping."""
 
-LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
+LOSS, KL, GRAD_NORM = (STEP_METRICS.index(name) for name in ("loss", "kl", "grad_norm"))
 
 
 class Step(NamedTuple):
-    """What one optimizer step leaves for the metrics: `figures [7]`, see `FIGURES`, and `log_ratio [B]`."""
+    """What one optimizer step leaves for the metrics: `metrics [7]`, see `STEP_METRICS`, and `log_ratio [B]`."""
 
-    figures: Tensor
+    step_metrics: Tensor
     log_ratio: Tensor
 
 
 def were_taken(steps: Sequence[Step]) -> Tensor:
     """Whether each step was taken, [steps] bool: those whose loss or gradient is not finite are skipped."""
-    return torch.isfinite(torch.stack([step.figures for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
+    return torch.isfinite(torch.stack([step.step_metrics for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
 
 
 TakeStep = Callable[[Samples, float], tuple[Tensor, Tensor]]
@@ -271,7 +271,7 @@ def advantage_sums(advantages: Tensor, num_parts: int, is_sample: Tensor | None 
 
 
 def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
-    """Advantages `[N]` or `[N, L]` with mean 0 and deviation 1 in each part; `sums` as of `advantage_sums`."""
+    """Advantages `[N]` or `[N, L]` with mean 0 and standard deviation 1 in each part; `sums` as of `advantage_sums`."""
     mean, mean_square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
     std = (mean_square - mean.square()).clamp_(min=0.0).sqrt()
     size, num_larger = divmod(len(advantages), len(sums))

@@ -11,12 +11,12 @@ from torch import Tensor
 from asyncrl.models.sac import SacActor, TwinCritic
 
 SUM_OF_INPUTS = "sum of inputs"
-"""A figure that is checked, because a rectifier may hide NaN, and is not a metric."""
+"""A metric that is checked, because a rectifier may hide NaN, and is not a metric."""
 CRITIC_FIGURES = ("critic_loss", "q_mean", SUM_OF_INPUTS, "grad_norm_critic")
-"""Names of the figures that an update returns of SAC's or TD3's critics."""
+"""Names of the metrics that an update returns of SAC's or TD3's critics."""
 
 OptimizerStep = Callable[..., Tensor]
-"""From a loss and further figures to the same numbers and the norm of the loss's gradient, `[F + 2]`.
+"""From a loss and further metrics to the same numbers and the norm of the loss's gradient, `[F + 2]`.
 
 It takes a step of a network down the gradient, unless one of the numbers is not finite.
 """

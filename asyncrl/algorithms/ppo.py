@@ -160,7 +160,7 @@ def exceeds_target_kl(steps: Sequence[Step], target_kl: float | None, ranks: Ran
     if target_kl is None:
         return False
     with_samples = [step for step in steps if step.log_ratio.numel() > 0]  # other ranks may have all samples
-    kl, num_samples = torch.zeros((), device=steps[0].figures.device), 0
+    kl, num_samples = torch.zeros((), device=steps[0].step_metrics.device), 0
     if with_samples:
         log_ratio = torch.cat([step.log_ratio for step in with_samples])
         sizes = [len(step.log_ratio) for step in with_samples]

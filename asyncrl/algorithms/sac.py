@@ -22,7 +22,7 @@ from asyncrl.models.distributions import HALF_LOG_TWO_PI, LOG_TWO
 from asyncrl.models.sac import SacActor, TwinCritic
 
 ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
-"""Names of the figures that an update returns of the policy if that was trained; `CRITIC_FIGURES` come first."""
+"""Names of the metrics that an update returns of the policy if that was trained; `CRITIC_FIGURES` come first."""
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class Sac:
 
     def soft_value(self, values: Tensor, sample: PolicySample, ent_coef: Tensor) -> Tensor:
         """Soft value `[B]` of an observation (equation 3), by the smaller of `values: [K, B, N]` (section 6)."""
-        return soft_value_of_parts(values, sample.log_probs, sample.log_prob, ent_coef, self.parts.num_groups)
+        return soft_value(values, sample.log_probs, sample.log_prob, ent_coef, self.parts.num_groups)
 
     def target(self, reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
         """Targets of the critics (equation 2), all `[B]`; `discount` is 0 where the episode terminated."""
@@ -164,34 +164,32 @@ class SquashedSample(NamedTuple):
     Attributes:
         action: [B, A] in [-1, 1], tanh of a normal sample.
         log_prob: [B], density of `action`.
-        deviation: [B, A], distance of the sample from its mean, before tanh.
+        stddev: [B, A], distance of the sample from its mean, before tanh.
     """
 
     action: Tensor
     log_prob: Tensor
-    deviation: Tensor
+    stddev: Tensor
 
 
 def draw_squashed(parameters: Tensor, noise: Tensor) -> SquashedSample:
     """Actions from noise (appendix C, with log(1 - tanh^2) in a form that does not overflow).
 
     Args:
-        parameters: [B, 2A], means and log-deviations.
+        parameters: [B, 2A], means and log standard deviations.
         noise: [B, A], standard normal.
     """
     mean, log_std = parameters.chunk(2, dim=-1)
-    deviation = log_std.exp() * noise
-    raw = mean + deviation
+    stddev = log_std.exp() * noise
+    raw = mean + stddev
     # -log_prob, term by term: noise^2 / 2 + log_std + 2 (log 2 - raw - softplus(-2 raw)), and constants
     terms = torch.addcmul(log_std, noise, noise, value=0.5).sub_(raw, alpha=2.0)
     terms.sub_(softplus(raw * -2.0), alpha=2.0)
     constant = noise.shape[-1] * (HALF_LOG_TWO_PI + 2.0 * LOG_TWO)
-    return SquashedSample(raw.tanh(), torch.rsub(terms.sum(-1), -constant), deviation)
+    return SquashedSample(raw.tanh(), torch.rsub(terms.sum(-1), -constant), stddev)
 
 
-def soft_value_of_parts(
-    values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor, num_groups: int = 1
-) -> Tensor:
+def soft_value(values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor, num_groups: int = 1) -> Tensor:
     """Soft state value `[B]` of actions with continuous dimensions and choices (Christodoulou, equation 10).
 
     With choices in several groups both the value and the entropy are sums over groups. Only the sum of a critic is

@@ -34,7 +34,7 @@ class Td3:
     move_targets: Callable[[], None]
 
     def update(self, steps: Steps, noise: Tensor, trains_actor: bool) -> tuple[Tensor, Tensor | None]:
-        """One update (algorithm 1); returns figures of the critics, and `ACTOR_FIGURES` if it trains the policy.
+        """One update (algorithm 1); returns metrics of the critics, and `ACTOR_FIGURES` if it trains the policy.
 
         `noise: [B, A]` is standard normal. With `policy_delay` not every update trains the policy (section 5.2).
         """

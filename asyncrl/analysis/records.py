@@ -239,7 +239,7 @@ def _read_run(path: Path, name: str) -> Run:
         raise NoRecords(f"{path} is a file: give the folder of a run that has trained.")
     if not path.is_dir():
         raise UsageError(f"There is no run {path}: give its folder's path, or its name in {TRAIN_DIR}.")
-    of_ranks = list(map(read_records, folder.metrics_of_ranks))
+    of_ranks = list(map(read_records, folder.rank_metrics))
     if not folder.metrics.exists():
         raise NoRecords(f"{path} has no {folder.metrics.name}: give the folder of a run that has trained.")
     if not of_ranks[0]:

@@ -169,7 +169,7 @@ class RunControl:
         return float(self._best_return[0])
 
     @property
-    def of_learners(self) -> Sequence[RunControl]:
+    def learner_controls(self) -> Sequence[RunControl]:
         """The words of each learner, one for each policy."""
         return (self,)
 
@@ -231,7 +231,7 @@ class RunControl:
             if self.num_training_infos == count:
                 return count, TrainingInfo(*pickle.loads(content))
 
-    def note_minibatch(self, num_done: int, num_total: int) -> None:
+    def record_minibatch(self, num_done: int, num_total: int) -> None:
         """Notes the progress of the current update (learner).
 
         Args:
@@ -297,7 +297,7 @@ class TrainedSteps:
         self._agent_steps = [arena.words(f"policy.{idx}.trained_agent_steps") for idx in range(num_policies)]
 
     @property
-    def of_others(self) -> int:
+    def env_steps_by_others(self) -> int:
         """The environment steps of all other policies."""
         return sum(int(words[0]) for idx, words in enumerate(self._env_steps) if idx != self.policy_idx)
 
@@ -307,7 +307,7 @@ class TrainedSteps:
         env_steps, agent_steps = (sum(int(words[0]) for words in each) for each in (self._env_steps, self._agent_steps))
         return env_steps * int(self._agent_steps[self.policy_idx][0]) // max(1, agent_steps)
 
-    def note(self, env_steps: int, agent_steps: int) -> None:
+    def record(self, env_steps: int, agent_steps: int) -> None:
         """Sets the steps of this process's policy and of its agents, which must never fall."""
         self._env_steps[self.policy_idx][0] = env_steps
         self._agent_steps[self.policy_idx][0] = agent_steps
@@ -317,32 +317,32 @@ class PoliciesControl(RunControl):
     """The control words of a run with several policies: what is asked of the run is asked of each learner.
 
     Attributes:
-        of_policy: the words of each policy.
+        controls: the words of each policy.
     """
 
-    def __init__(self, arena: Arena, num_workers: int, of_policy: Sequence[RunControl]) -> None:
+    def __init__(self, arena: Arena, num_workers: int, controls: Sequence[RunControl]) -> None:
         super().__init__(arena, num_workers)
-        self.of_policy = of_policy
+        self.controls = controls
 
     def request_stop(self) -> None:
         super().request_stop()
-        for control in self.of_policy:
+        for control in self.controls:
             control.request_stop()
 
     def ask_for_save(self) -> None:
-        for control in self.of_policy:
+        for control in self.controls:
             control.ask_for_save()
 
     def ask_for_best(self, mean_return: float, policy_idx: int = 0) -> None:
-        self.of_policy[policy_idx].ask_for_best(mean_return)
+        self.controls[policy_idx].ask_for_best(mean_return)
 
     @property
-    def of_learners(self) -> Sequence[RunControl]:
-        return self.of_policy
+    def learner_controls(self) -> Sequence[RunControl]:
+        return self.controls
 
     @property
     def activity(self) -> Activity:
-        update = next((found for control in self.of_policy if (found := control.activity.update) is not None), None)
+        update = next((found for control in self.controls if (found := control.activity.update) is not None), None)
         return Activity(self.total_steps, update, self.stop_requested, self.ended)
 
 

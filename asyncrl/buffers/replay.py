@@ -324,7 +324,7 @@ class ReplayLimits:
             self._rows[split_idx] = limit
         return has_risen
 
-    def of_rows(self, split_idx: int) -> int:
+    def max_rows(self, split_idx: int) -> int:
         """Rows that a split may have."""
         return int(self._rows[split_idx])
 
@@ -371,7 +371,7 @@ class ReplayLimiter:
         self._round = 0
 
     @classmethod
-    def of_plan(
+    def from_plan(
         cls, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
     ) -> ReplayLimiter:
         """The limiter of a run with this plan."""

@@ -119,7 +119,8 @@ class SharedMoments:
 
 
 class ReturnUnits:
-    """Mean and deviation of returns, in whose units the shared critic predicts. Only the parameter server writes them.
+    """Mean and standard deviation of returns, in whose units the shared critic predicts. Only the parameter server
+    writes them.
 
     They change together with the critic's head, so a reader copies both and checks that `written` did not change.
     """
@@ -135,7 +136,7 @@ class ReturnUnits:
         return written
 
     def read(self) -> tuple[int, float, float]:
-        """Returns the number of these units, their mean and their deviation.
+        """Returns the number of these units, their mean and their standard deviation.
 
         Waits while they change, at most 0.1 s: the parameter server may have died meanwhile.
         """

@@ -220,7 +220,7 @@ def _play(policy: Policy, path: Path, options: Options, make: MakeEnv | None) ->
         others=team.others,
         choose=team.choose,
     )
-    return dataclasses.replace(result.of_agents(team.own), env_steps=env_steps, checkpoint=str(path))
+    return dataclasses.replace(result.for_agents(team.own), env_steps=env_steps, checkpoint=str(path))
 
 
 def _write_episodes(options: Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:

@@ -55,7 +55,7 @@ class _Figure:
 _FIGURES: dict[str, _Figure] = {
     "trial": _Figure(
         "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
-        "deviation, and a moving average of the mean.",
+        "standard deviation, and a moving average of the mean.",
         "trial train_dir/my_run",
         ("x", "window", "out", "json"),
         draws_each_run=True,

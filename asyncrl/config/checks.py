@@ -40,7 +40,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine) -> 
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *policy_problems(config, plan),
-        *_learning_of_policies(config, plan),
+        *_policy_learning(config, plan),
         *(problem for rule in hooks("RULES").values() for problem in load(rule)(config, plan)),
     ]
 
@@ -172,21 +172,21 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield make_problem("batch_size normalize_advantage", text, "--normalize_advantage=False")
 
 
-def _learning_of_policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+def _policy_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """What the settings of single policies, together with those of the run, break of the rules of learning."""
     of_run = [problem.text for problem in (*_learning(config, plan), *_critic_only_keys(config))]
     for idx, own in config.policies.items():
         try:
-            of_policy = config.of_policy(idx)
+            policy = config.for_policy(idx)
         except UsageError:  # `policy_problems` says so
             continue
-        if config.use_rnn and of_policy.actor_critic_share_weights != config.actor_critic_share_weights:
+        if config.use_rnn and policy.actor_critic_share_weights != config.actor_critic_share_weights:
             name = "actor_critic_share_weights"
             text = (
                 f"--policy.{idx}.{name} is not possible with --use_rnn=True: all policies have as many recurrent cores."
             )
             yield make_problem("policies use_rnn", text, f"--{name} without a number")
-        for problem in (*_learning(of_policy, plan), *_critic_only_keys(of_policy)):
+        for problem in (*_learning(policy, plan), *_critic_only_keys(policy)):
             if problem.text not in of_run:
                 flags = tuple(
                     flag.replace("--", f"--policy.{idx}.") if flag[2:].partition("=")[0] in own else flag

@@ -62,7 +62,7 @@ def _has_moved(change: Change) -> bool:
     return change.name == "env" and change.before.rpartition(":")[2] == change.now.rpartition(":")[2]
 
 
-def digest_of_fixed(config: TrainConfig) -> str:
+def fixed_settings_digest(config: TrainConfig) -> str:
     """SHA-256 of the settings for which `is_fixed` is true and of the environment's arguments.
 
     Weights of runs with different digests mean something else, even if their shapes are the same.

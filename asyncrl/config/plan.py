@@ -324,7 +324,7 @@ class ResourcePlan:
         return self.max_policy_lag if self.async_rl and not self.fixed_lag else self.steady_lag_bound
 
     @property
-    def of_one_worker(self) -> ResourcePlan:
+    def for_one_worker(self) -> ResourcePlan:
         """The private memory of one Hogwild worker: one slot, or its part of the replay."""
         replay = self.replay
         if replay is not None:
@@ -375,7 +375,7 @@ def resolve(
     if device == "auto":
         device = "cuda" if machine.cuda_is_usable and not is_hogwild else "cpu"
     learner_device = device if config.learner_device == "auto" or is_hogwild else config.learner_device
-    inference_devices = tuple(_of_this_rank(each, machine) for each in config.inference_devices or (device,))
+    inference_devices = tuple(_device_for_this_rank(each, machine) for each in config.inference_devices or (device,))
     cores = max(1, machine.cores // machine.num_local_ranks)
     inference_mode = _inference_mode(config, inference_devices)
     num_inference_workers = config.num_inference_workers
@@ -392,7 +392,7 @@ def resolve(
     else:
         num_splits = unit if num_envs % unit == 0 else 1
     return ResourcePlan(
-        device=_of_this_rank(learner_device, machine),
+        device=_device_for_this_rank(learner_device, machine),
         inference_mode=inference_mode,
         serial_mode=config.serial_mode,
         async_rl=config.async_rl,
@@ -434,7 +434,7 @@ def _num_eval_envs(config: TrainConfig) -> int:
     return config.eval_episodes if config.eval_num_envs == "auto" else config.eval_num_envs
 
 
-def _of_this_rank(device: str, machine: Machine) -> str:
+def _device_for_this_rank(device: str, machine: Machine) -> str:
     """Each rank of one machine gets its own device, unless the device has a number."""
     return f"cuda:{machine.local_rank}" if device == "cuda" and machine.num_local_ranks > 1 else device
 

@@ -187,7 +187,7 @@ class TrainConfig(
             return "squashed"
         return "rescaled" if self.action_unit == "bounds" else "raw"
 
-    def of_policy(self, policy_idx: int) -> TrainConfig:
+    def for_policy(self, policy_idx: int) -> TrainConfig:
         """The settings of one policy of several.
 
         Raises:

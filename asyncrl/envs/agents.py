@@ -30,11 +30,11 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest
 from asyncrl.envs.results import (
     describe,
+    extra_stats_problem,
     is_flag,
     is_number,
-    problem_of_extra_stats,
-    problem_of_reset_error,
-    problem_of_values,
+    reset_error_problem,
+    values_problem,
 )
 
 _FAMILIES = ("classic", "butterfly", "sisl", "atari")
@@ -131,7 +131,7 @@ class AgentsEnv(gymnasium.Env[AgentsState, Sequence[Any]]):
         try:
             result = self.env.reset(seed=seed)
         except TypeError as error:
-            if (problem := problem_of_reset_error(error, self.interface)) is None:
+            if (problem := reset_error_problem(error, self.interface)) is None:
                 raise
             raise UsageError(f"{self.env_id}: {problem}.") from error
         state = self._start(result)
@@ -230,7 +230,7 @@ class AgentsEnv(gymnasium.Env[AgentsState, Sequence[Any]]):
         """An agent's `episode_extra_stats`, and `is_success` if its info has it."""
         if not info:
             return {}
-        if (problem := problem_of_extra_stats(info)) is not None:
+        if (problem := extra_stats_problem(info)) is not None:
             raise UsageError(f"{self.env_id}: {agent}: {problem}.")
         numbers, is_success = info.get("episode_extra_stats") or {}, info.get("is_success")
         return numbers if is_success is None else {**numbers, "is_success": float(is_success)}
@@ -265,7 +265,7 @@ class ParallelAgents(AgentsEnv):
         live = set(self.env.agents) - self._waiting
         chosen = {agent: action for agent, action in zip(self.agents, actions, strict=True) if agent in live}
         result = self.env.step(chosen)
-        if (problem := problem_of_values(result, self.interface)) is not None:
+        if (problem := values_problem(result, self.interface)) is not None:
             raise UsageError(f"{self.env_id}: {problem}.")
         return self._state("step()", *result)
 

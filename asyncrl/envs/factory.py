@@ -128,7 +128,7 @@ def _mistake_in_making(
     if isinstance(error, gymnasium_error.Error):
         return UnknownEnvironment(_unknown_id(env_id, registered_id)) if malformed else None
     if str(error).startswith(_NOT_OF_GYMNASIUM):
-        return UsageError(_of_gym(env_id))
+        return UsageError(_gym_message(env_id))
     registered = _find_registered(registered_id)
     if registered is not None and callable(registered.entry_point):
         _refuse_unknown_arguments(registered.entry_point, env_id, {**registered.kwargs, **arguments})
@@ -193,7 +193,7 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
         return of_agents
     if not isinstance(env, gymnasium.Env):
         if is_of_gym(env):
-            raise UsageError(_of_gym(env_id))
+            raise UsageError(_gym_message(env_id))
         text = "but a gymnasium.Env or an environment of PettingZoo is expected"
         raise UsageError(f"{env_id} returned {type(env).__name__}, {text}.")
     return env
@@ -237,7 +237,7 @@ def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], backend: st
     if "render_mode" in arguments:
         raise UsageError(f"{env_id} exists only as a vectorized environment, so it cannot be shown or recorded.")
     vector_env = make_vector_env(env_id, arguments, num_envs=1)
-    if (problem := _problem_of_mode(vector_env)) is not None:
+    if (problem := _mode_problem(vector_env)) is not None:
         raise UsageError(f"{env_id} cannot be used: {problem}.")
     if backend == "tensor" or gives_tensors(vector_env):
         from asyncrl.envs.tensors import SingleTensorEnv  # imports torch
@@ -329,16 +329,16 @@ def check_vectorized(
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
         if spaces != (env.observation_space, env.action_space):
             return "its spaces differ from those of the single environment", False
-        if (problem := _problem_of_mode(vector_env)) is not None:
+        if (problem := _mode_problem(vector_env)) is not None:
             return problem, False
         if gives_tensors(vector_env):
             return "it gives tensors, for which there is --env_backend=tensor", False
-        return problem_of_mask(vector_env), resets_within_step(vector_env)
+        return mask_problem(vector_env), resets_within_step(vector_env)
     finally:
         vector_env.close()
 
 
-def problem_of_mask(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
+def mask_problem(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
     """Why the environment's action masks cannot be used, or None."""
     mode = vector_env.metadata["autoreset_mode"]
     if mode == AutoresetMode.NEXT_STEP or not has_action_mask(vector_env.single_observation_space):
@@ -361,7 +361,7 @@ def resets_within_step(vector_env: VectorEnv[Any, Any, Any]) -> bool:
     return bool(vector_env.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP)
 
 
-def _problem_of_mode(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
+def _mode_problem(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
     mode = vector_env.metadata.get("autoreset_mode")
     if isinstance(mode, AutoresetMode):
         return None
@@ -459,7 +459,7 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
     return f"{text} after importing {module!r}{nearest}. Does that module register it?"
 
 
-def _of_gym(env_id: str) -> str:
+def _gym_message(env_id: str) -> str:
     return (
         f"{env_id} is no environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of "
         "gymnasium.spaces, not those of the package gym."

@@ -20,11 +20,11 @@ from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.observations import leaf_of
 from asyncrl.envs.results import (
     describe,
+    extra_stats_problem,
     is_flag,
     is_number,
-    problem_of_extra_stats,
-    problem_of_reset_error,
-    problem_of_values,
+    reset_error_problem,
+    values_problem,
     wrong_value,
 )
 from asyncrl.envs.spaces import ACTION_MASK, check_observation, has_action_mask
@@ -146,7 +146,7 @@ def checked_reset(env: gymnasium.Env[Any, Any], env_id: str, seed: int = 0) -> t
     try:
         result = env.reset(seed=seed)
     except TypeError as error:
-        if (problem := problem_of_reset_error(error)) is None:
+        if (problem := reset_error_problem(error)) is None:
             raise
         raise UsageError(f"{env_id}: {problem}.") from error
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
@@ -154,14 +154,14 @@ def checked_reset(env: gymnasium.Env[Any, Any], env_id: str, seed: int = 0) -> t
     return result
 
 
-def problem_of_step(result: Any, is_end: bool = False) -> str | None:
+def step_problem(result: Any, is_end: bool = False) -> str | None:
     """What in a result of `step` is not as it must be, or None.
 
     Args:
         result: what `step` returned.
         is_end: the step has ended the episode, whatever the result says: what is read at an end is compared, too.
     """
-    if (problem := problem_of_values(result)) is not None:
+    if (problem := values_problem(result)) is not None:
         return problem
     _, reward, terminated, truncated, info = result
     if not is_number(reward) or np.ndim(reward) != 0:
@@ -173,13 +173,13 @@ def problem_of_step(result: Any, is_end: bool = False) -> str | None:
         return wrong_value("info", info, "Gymnasium expects a dict")
     if not (is_end or terminated or truncated):
         return None
-    return problem_of_extra_stats(info)
+    return extra_stats_problem(info)
 
 
 def numbers_at_end(info: Mapping[str, Any]) -> dict[str, float]:
     """What an environment tells of an episode that ended: the numbers in `episode_extra_stats`, and `is_success`.
 
-    An exception is raised if they cannot be read; `problem_of_step` says why.
+    An exception is raised if they cannot be read; `step_problem` says why.
     """
     extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
     numbers = {} if extra_stats is None else numbers_among(extra_stats)
@@ -272,7 +272,7 @@ def try_out(
             return
         enter("step()")
         result = inner.step(action)
-        if (problem := problem_of_step(result)) is not None:
+        if (problem := step_problem(result)) is not None:
             raise UsageError(f"{spec.env_id}: {problem}.")
         observation, _, terminated, truncated, info = result
         if not terminated:

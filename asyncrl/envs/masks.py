@@ -45,7 +45,7 @@ class UnreadMasks:
             return
         for name, values in (("observation", observation), ("info", info)):
             whose = f"{name}s[agent]" if self._agents else name
-            for path in _paths_of_masks(values, action):
+            for path in _mask_paths(values, action):
                 self._places[whose + "".join(f'["{key}"]' for key in path)] = None
 
     def look_at_methods(self, env: Any) -> None:
@@ -71,7 +71,7 @@ def _gives_mask(method: Any, agents: tuple[str, ...], action: Action) -> bool:
     return False
 
 
-def _paths_of_masks(values: Any, action: Action) -> Iterator[tuple[str, ...]]:
+def _mask_paths(values: Any, action: Action) -> Iterator[tuple[str, ...]]:
     """Paths of masks in nested dicts, by their names and values."""
     for name, value in values.items() if isinstance(values, Mapping) else ():
         if not isinstance(name, str) or name.startswith("_"):
@@ -79,7 +79,7 @@ def _paths_of_masks(values: Any, action: Action) -> Iterator[tuple[str, ...]]:
         if _NAME.search(name) and (_is_mask(value, action) or ("mask" not in name.lower() and _lists(value, action))):
             yield (name,)
         else:
-            yield from ((name, *path) for path in _paths_of_masks(value, action))
+            yield from ((name, *path) for path in _mask_paths(value, action))
 
 
 def _is_mask(values: Any, action: Action) -> bool:

@@ -37,7 +37,7 @@ from asyncrl.envs.factory import (
     check_vectorized,
     import_registering_module,
     make_env,
-    problem_of_mask,
+    mask_problem,
     resets_within_step,
 )
 from asyncrl.envs.interface import (
@@ -195,7 +195,7 @@ class _Examination:
             if backend not in ("auto", "tensor", "gym_vector"):
                 text = f"{self.env_id} gives tensors: --env_backend is auto, tensor or gym_vector for it"
                 raise UsageError(f"{text}, not {backend}.")
-            if (problem := problem_of_mask(single.vector_env)) is not None:
+            if (problem := mask_problem(single.vector_env)) is not None:
                 raise UsageError(f"{self.env_id} cannot be used: {problem}.")
         if backend == "envpool" or gives_tensors:
             spec = dataclasses.replace(spec, is_vectorized=True, gives_tensors=gives_tensors)

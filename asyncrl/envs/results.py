@@ -10,14 +10,14 @@ import numpy as np
 _STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
 
 
-def problem_of_reset_error(error: TypeError, interface: str = "Gymnasium") -> str | None:
+def reset_error_problem(error: TypeError, interface: str = "Gymnasium") -> str | None:
     """What a TypeError of `reset(seed=...)` says, if `reset` does not take the seed; else None."""
     if "unexpected keyword argument 'seed'" not in str(error):
         return None
     return f"reset() does not take a seed; {interface} calls reset(seed=..., options=...)"
 
 
-def problem_of_values(result: Any, interface: str = "Gymnasium") -> str | None:
+def values_problem(result: Any, interface: str = "Gymnasium") -> str | None:
     """Why the result of `step` is not five values, or None."""
     if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
         return None
@@ -27,7 +27,7 @@ def problem_of_values(result: Any, interface: str = "Gymnasium") -> str | None:
     return text
 
 
-def problem_of_extra_stats(info: Mapping[str, Any]) -> str | None:
+def extra_stats_problem(info: Mapping[str, Any]) -> str | None:
     """Why the numbers of an episode that ended, `episode_extra_stats` and `is_success`, cannot be read, or None."""
     extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
     if not isinstance(extra_stats, (Mapping, type(None))):

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.interface import stats_of_ends
 from asyncrl.envs.observations import one_of_batch
-from asyncrl.envs.results import problem_of_values
+from asyncrl.envs.results import values_problem
 
 VECTOR_SEEDS = 2**30
 """Upper bound for seeds of vectorized environments: C++ ones take 31 bits and add the environment's number."""
@@ -42,11 +42,11 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Steps the environment. After an episode's end the observation may be that of the next episode."""
         result = self.vector_env.step(self._batch_of(action))
-        if (problem := problem_of_values(result)) is not None:
+        if (problem := values_problem(result)) is not None:
             raise UsageError(f"{self.spec_id}: {problem}.")
         obs, reward, terminated, truncated, infos = result
         has_ended = bool(terminated[0]), bool(truncated[0])
-        return self._observe(obs), float(reward[0]), *has_ended, _info_of_end(infos) if any(has_ended) else {}
+        return self._observe(obs), float(reward[0]), *has_ended, _end_info(infos) if any(has_ended) else {}
 
     def _observe(self, observations: Any) -> Any:
         return one_of_batch(observations, 0)
@@ -59,7 +59,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self.vector_env.close()
 
 
-def _info_of_end(infos: Any) -> dict[str, Any]:
+def _end_info(infos: Any) -> dict[str, Any]:
     """What a single environment would tell at the end of an episode: the numbers of the first of the vectorized one."""
     stats = {}
     for name, (values, has) in stats_of_ends(infos).items():

@@ -203,11 +203,11 @@ class _ActionSizes:
     @property
     def size(self) -> int:
         """Numbers that one stored action takes."""
-        return self.num_deviations + sum(len(leaf.num_choices) for leaf in self.leaves)
+        return self.num_stddevs + sum(len(leaf.num_choices) for leaf in self.leaves)
 
     @property
-    def num_deviations(self) -> int:
-        """Continuous dimensions, each with a deviation."""
+    def num_stddevs(self) -> int:
+        """Continuous dimensions, each with a standard deviation."""
         return sum(len(leaf.low) for leaf in self.leaves if isinstance(leaf, BoxAction))
 
     @property
@@ -217,8 +217,8 @@ class _ActionSizes:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of a distribution: means and log-deviations of continuous dimensions, and logits."""
-        return 2 * self.num_deviations + self.num_logits
+        """Parameters of a distribution: means and log standard deviations of continuous dimensions, and logits."""
+        return 2 * self.num_stddevs + self.num_logits
 
 
 class _Leaf(_ActionSizes):

@@ -31,7 +31,7 @@ def published_teams(setup: RunSetup, role: str) -> list[tuple[RunSetup, Publishe
     With `--policy_mapping=independent` each agent is played by its own policy. Otherwise the policy itself plays all
     agents of its spaces, and the first policy of their spaces plays each of the others.
     """
-    setups = [setup.of_policy(idx) for idx in range(setup.plan.num_policies)]
+    setups = [setup.for_policy(idx) for idx in range(setup.plan.num_policies)]
     policies = [PublishedPolicy(each.config, each.spec, WeightsChannel(each.arena)) for each in setups]
     first = {agent: policy for policy in reversed(policies) for agent in policy.spec.own_agents}
 

@@ -30,7 +30,7 @@ from asyncrl.envs.errors import (
     kind_of,
 )
 from asyncrl.envs.factory import env_seed, make_run_env
-from asyncrl.envs.interface import numbers_among, numbers_at_end, problem_of_step
+from asyncrl.envs.interface import numbers_among, numbers_at_end, step_problem
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.showing import FilmedEnv
 from asyncrl.envs.spaces import read_spec, seed_spaces
@@ -125,7 +125,7 @@ class EvaluationResult:
         means = {**self._mean_by_agent, **self.mean_extra_stats}
         return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in means.items())])
 
-    def of_agents(self, agents: Sequence[int]) -> EvaluationResult:
+    def for_agents(self, agents: Sequence[int]) -> EvaluationResult:
         """The same episodes, with the returns of these agents only, by their numbers; itself if they are all."""
         own = {name: each for agent, (name, each) in enumerate(self.returns_by_agent.items()) if agent in agents}
         if len(own) == len(self.returns_by_agent):
@@ -492,14 +492,14 @@ class _Lane:
             self.env = made
 
     @property
-    def _seed_of_episode(self) -> int:
+    def _episode_seed(self) -> int:
         return episode_seed(self._seed, self.episodes[0] + self._attempt * _SEEDS_OF_ATTEMPT)
 
     def reset(self, rows: npt.NDArray[Any]) -> Any:
         """Begins the next episode and writes its first observation to `rows [N, row_size]`, N being 1."""
         self._returns, self._length, self._extra_stats = [0.0] * len(self._returns), 0, {}
         self.players = [self._choose(agent, self.episodes[0]) for agent in range(len(self._returns))]
-        seed = self._seed_of_episode
+        seed = self._episode_seed
         obs = self._call("reset", lambda: self.env.reset(seed=seed))[0]
         self._write(obs, rows)
         return obs
@@ -514,7 +514,7 @@ class _Lane:
             numbers = numbers_at_end(info) if is_over else {}
         except Exception as error:
             text = f"The environment returned a wrong value, {self._moment}"
-            problem = problem_of_step(result, is_end=True) or str(error)
+            problem = step_problem(result, is_end=True) or str(error)
             raise _WrongValue(f"{text}: {problem}") from error
         self._add_reward(0, reward)
         self._count_step()
@@ -537,7 +537,7 @@ class _Lane:
 
     def _end(self, rows: npt.NDArray[Any]) -> list[int]:
         """Ends the episode and begins the next one, if there is one."""
-        ended_at, seed = time.monotonic(), self._seed_of_episode
+        ended_at, seed = time.monotonic(), self._episode_seed
         of_episode = _FinishedEpisode(tuple(self._returns), self._length, self._extra_stats, ended_at, seed)
         self.finished[self.episodes.pop(0)] = of_episode
         self._failures.record_episode(self._lane)

@@ -66,8 +66,8 @@ class VideoWorker:
         self._schedule.record(news)
         reports: list[Report] = []
         for policy_idx, team in enumerate(self._teams):
-            of_policy = f"_policy_{policy_idx}" if len(self._teams) > 1 else ""
-            path = self._folder / f"step_{news.env_steps:012d}{of_policy}.mp4"
+            suffix = f"_policy_{policy_idx}" if len(self._teams) > 1 else ""
+            path = self._folder / f"step_{news.env_steps:012d}{suffix}.mp4"
             try:
                 self._record(team, path, look)
             except Abandoned:

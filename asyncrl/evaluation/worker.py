@@ -160,7 +160,7 @@ class PublishedTeam:
             max_steps=max_steps,
             global_seed=self.global_seed,
         )
-        return result.of_agents([agent for agent in range(self.policy.spec.num_agents) if agent not in others])
+        return result.for_agents([agent for agent in range(self.policy.spec.num_agents) if agent not in others])
 
 
 class Schedule:

@@ -116,7 +116,7 @@ class _Layer:
 
 
 def _parameters_of(model: ActorCritic) -> list[FloatArray]:
-    """Statistics, log-deviations, heads and encoders, as views in the order in which `ArrayPolicies` needs them."""
+    """Statistics, log standard deviations, heads and encoders: views in the order that `ArrayPolicies` needs."""
     found = [array_of(each) for each in (model.obs_mean, model.obs_std, model.return_mean, model.return_std)]
     if model.log_std is not None:
         found.append(array_of(model.log_std))

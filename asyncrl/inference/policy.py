@@ -57,7 +57,7 @@ class Policy:
         Args:
             obs: one observation, or B observations as a vectorized environment returns them (B is the first axis of
                 every part). The parts that only the critic has seen in training (`critic_only_keys`) are not read.
-            deterministic: take the most likely action instead of sampling one.
+            deterministic: take the deterministic action instead of sampling one.
 
         Returns:
             What the environment's `step` takes: one action for one observation; for B observations an array whose first

@@ -83,7 +83,7 @@ class InferenceWorker:
         return 0.0
 
     def report(self) -> InferenceReport:
-        """Returns the figures since the last report."""
+        """Returns the metrics since the last report."""
         now, phases = time.monotonic(), self.phases.take()
         report = InferenceReport(
             worker_idx=self._worker_idx,

@@ -103,7 +103,7 @@ class AutogradStep:
         self.config = config
 
     def __call__(self, batch: Samples, learning_rate: float | Tensor, num_pieces: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns the `FIGURES` [7] of the step, and log-ratios.
+        """Returns the `STEP_METRICS` [7] of the step, and log-ratios.
 
         With `num_pieces`, see `ActorCritic.unroll`, shapes do not depend on which rows of sequences are valid.
         """
@@ -118,16 +118,16 @@ class AutogradStep:
         self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
         num_samples = rows.log_prob.shape[0]
         if num_samples == 0:
-            figures, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), rows.log_prob
+            step_metrics, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), rows.log_prob
         else:
             distribution = self._outputs.model.distribution
             *metrics, log_ratio = self._loss(parameters, values, rows, distribution, self.config)
             metrics[0].backward()
-            figures = torch.stack(metrics).detach()
+            step_metrics = torch.stack(metrics).detach()
         if self._ranks.num_ranks > 1:
             weight = num_samples if rows.share is None else (rows.share > 0.0).sum()
-            self._ranks.average([self._gradient, figures], weight)
+            self._ranks.average([self._gradient, step_metrics], weight)
         grad_norm = clip_gradient(self._gradient, self.config.max_grad_norm)
-        found_inf = torch.isfinite(figures[0] + grad_norm).logical_not().float()
+        found_inf = torch.isfinite(step_metrics[0] + grad_norm).logical_not().float()
         self._optimizer.step(self._rate.fill_(learning_rate), found_inf)
-        return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
+        return torch.cat((step_metrics, grad_norm.view(1))), log_ratio.detach()

@@ -168,7 +168,7 @@ class Batcher:
                 parts = [field[part.slot, rows, part.start : part.stop] for part in columns]
             torch.cat(parts, dim=1, out=target)
         if self._copies is not None:
-            self._copies.note_read(columns)
+            self._copies.record_read(columns)
         self._columns = columns
         return self._dataset
 
@@ -239,13 +239,13 @@ class DeviceSlots:
         for slot in {part.slot for part in columns}:
             current.wait_event(self._copied[slot])
 
-    def note_read(self, columns: Sequence[Columns]) -> None:
+    def record_read(self, columns: Sequence[Columns]) -> None:
         """Records that the current stream reads the copies of these slots up to here; later they may be overwritten."""
         done = torch.cuda.current_stream(self._device).record_event()
         for part in columns:
             self._read[part.slot] = done
 
-    def settle(self, slot: int) -> None:
+    def wait_for_copy(self, slot: int) -> None:
         """Waits until the copy of the slot has ended; the slot is about to be freed."""
         copied = self._copied.get(slot)
         if copied is not None:

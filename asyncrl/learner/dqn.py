@@ -46,7 +46,7 @@ class DqnLearner(ReplayLearner):
         has_passes = self.model.encoder is None and config.precision != "bf16"
         perceptrons = perceptrons_of(self.model.mlp) if has_passes else None
         (mlp,) = perceptrons or (None,)
-        self._network = self._make_trained(_MODEL, self.model, mlp, dqn.FIGURES)
+        self._network = self._make_trained(_MODEL, self.model, mlp, dqn.STEP_METRICS)
         self._target = self._make_target(_TARGET, self.target_model, mlp, self._network)
         self.algorithm = dqn.Dqn(config, self.model, self.target_model, self._network.minimize, self._target.follow)
         passes = None if mlp is None else DqnPasses(self.algorithm, self._network, self._target).update

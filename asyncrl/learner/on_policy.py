@@ -22,8 +22,8 @@ from torch import Tensor
 
 from asyncrl.algorithms import ppo
 from asyncrl.algorithms.losses import (
-    FIGURES,
     KL,
+    STEP_METRICS,
     Progress,
     Samples,
     Step,
@@ -106,7 +106,7 @@ class LearnerStatistics:
 
     Attributes:
         obs_moments, return_moments: of all samples so far.
-        obs_statistics: [2F] float32, means and deviations of observations that the next publication has.
+        obs_statistics: [2F] float32, means and standard deviations of observations that the next publication has.
         published: `obs_statistics` of each version that a dataset may have samples of.
     """
 
@@ -198,7 +198,7 @@ class OnPolicyLearner:
 
     Attributes:
         policy_version: optimizer steps so far, skipped ones included, and `versions_left_out`.
-        versions_left_out: versions without an optimizer step, see `take_over`.
+        versions_left_out: versions without an optimizer step, see `adopt_weights`.
         skipped_steps: steps that were skipped since this learner was made.
         notice: a message for the user about how updates run; whoever reports it sets it to None.
         model: the model, with the newest statistics.
@@ -263,7 +263,7 @@ class OnPolicyLearner:
             self._step.runner.close()
         self._take_step = self._step = self._choose_step()
 
-    def take_over(self, block: Tensor) -> None:
+    def adopt_weights(self, block: Tensor) -> None:
         """Continues with the weights and statistics of another learner of the same model; the caller publishes.
 
         Adam's moments begin at zero. The version rises by more than `max_policy_lag`, so every sample in flight that
@@ -327,12 +327,12 @@ class OnPolicyLearner:
             self.policy_version += 1
             update.learning_rates.append(learning_rate.value)
             if learning_rate.is_adaptive:
-                learning_rate.after_minibatch(progress.steps[-1].figures[KL])
+                learning_rate.after_minibatch(progress.steps[-1].step_metrics[KL])
             if progress.ends_pass:
                 if isinstance(self._step, GraphedStep):
-                    self.notice = self.notice or self._step.runner.take_notice()
+                    self.notice = self.notice or self._step.runner.pop_message()
                 if learning_rate.is_adaptive:
-                    learning_rate.after_epoch([made.figures[KL] for made in progress.steps])
+                    learning_rate.after_epoch([made.step_metrics[KL] for made in progress.steps])
                 update.steps += progress.steps
                 self._trained = update
             if progress.is_last and config.final_stddev is not None:
@@ -506,18 +506,18 @@ class OnPolicyLearner:
             return None
         update, self._trained = self._trained, None
         is_taken: list[bool] = were_taken(update.steps).tolist()
-        has_diverged = self._skipped.note(is_taken)
+        has_diverged = self._skipped.record(is_taken)
         self.skipped_steps = self._skipped.total
         if has_diverged:
             fields = {"obs": update.samples.floats, **update.samples.non_null_fields(), "weights": self._flat.data}
             trained_on = {name: field for name, field in fields.items() if field.is_floating_point()}
             del trained_on["floats"]
-            last_step = dict(zip(FIGURES, update.steps[-1].figures.tolist(), strict=True))
+            last_step = dict(zip(STEP_METRICS, update.steps[-1].step_metrics.tolist(), strict=True))
             raise self._skipped.diagnosis(last_step, trained_on)
         steps = list(itertools.compress(update.steps, is_taken))
         if not steps:
             return None
-        means = torch.stack([step.figures for step in steps]).mean(0)
+        means = torch.stack([step.step_metrics for step in steps]).mean(0)
         num_ratios = sum(step.log_ratio.numel() for step in steps)
         if num_ratios > 0:
             found = self._dataset_metrics(update, steps)
@@ -526,9 +526,9 @@ class OnPolicyLearner:
             dataset_means = means.new_zeros(len(DATASET_METRICS))
         if self.ranks.num_ranks > 1:
             self.ranks.average([dataset_means], num_ratios)
-        named = dict(zip((*FIGURES, *DATASET_METRICS), torch.cat((means, dataset_means)).tolist(), strict=True))
+        named = dict(zip((*STEP_METRICS, *DATASET_METRICS), torch.cat((means, dataset_means)).tolist(), strict=True))
         del named["kl"]  # the learning rate follows it; the metric is `approx_kl`
-        if not self.model.distribution.deviation_positions:
+        if not self.model.distribution.stddev_positions:
             del named["std"]
         return TrainMetrics(**named, learning_rate=sum(update.learning_rates) / len(update.learning_rates))
 
@@ -541,7 +541,7 @@ class OnPolicyLearner:
             log_weight = log_weight.index_select(0, places_of(samples.valid.flatten(), len(valid)))
         spaced_rows = valid[:: -(-len(valid) // _MOST_DISTRIBUTIONS)]
         spaced = update.dataset.action_parameters.flatten(0, 1).index_select(0, spaced_rows)
-        entropy, positions = distribution.entropy(spaced).mean(), distribution.deviation_positions
+        entropy, positions = distribution.entropy(spaced).mean(), distribution.stddev_positions
         return {
             **ppo.ratio_metrics(steps, log_weight, update.config),
             "explained_variance": explained_variance(update.raw_values, update.raw_returns),
@@ -555,7 +555,7 @@ class OnPolicyLearner:
         scalars: dict[str, Scalar] = {
             "policy_version": self.policy_version,
             "versions_left_out": self.versions_left_out,
-            "learning_rate": self._learning_rate.of_one_rank,
+            "learning_rate": self._learning_rate.unscaled,
             "obs_count": self._statistics.obs_moments.count,
             "return_count": self._statistics.return_moments.count,
         }

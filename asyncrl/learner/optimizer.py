@@ -102,12 +102,12 @@ class LearningRate:
             self.value = config.learning_rate * self._scale
         self._config = config
 
-    def resume(self, of_one_rank: float) -> None:
-        """Restores the rate from `of_one_rank` of a checkpoint; the number of ranks may have changed since."""
-        self.value = of_one_rank * self._scale
+    def resume(self, unscaled: float) -> None:
+        """Restores the rate from `unscaled` of a checkpoint; the number of ranks may have changed since."""
+        self.value = unscaled * self._scale
 
     @property
-    def of_one_rank(self) -> float:
+    def unscaled(self) -> float:
         """The rate without the factor of `scale_lr` for the number of ranks."""
         return self.value / self._scale
 
@@ -173,16 +173,16 @@ class SkippedSteps:
         self._most_in_a_row = most_in_a_row
         self._in_a_row = 0
 
-    def note(self, were_taken: Sequence[bool]) -> bool:
+    def record(self, were_taken: Sequence[bool]) -> bool:
         """Adds steps in their order, True for those that were taken; returns whether training has diverged."""
         for was_taken in were_taken:
             self._in_a_row = 0 if was_taken else self._in_a_row + 1
             self.total += not was_taken
         return self._in_a_row >= self._most_in_a_row
 
-    def diagnosis(self, figures: Mapping[str, float], samples: Mapping[str, Tensor]) -> RunFailed:
+    def diagnosis(self, step_metrics: Mapping[str, float], samples: Mapping[str, Tensor]) -> RunFailed:
         """The error that ends the run, from losses and norms of the last step, its inputs and the weights."""
-        listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        listed = ", ".join(f"{name} {value:.4g}" for name, value in step_metrics.items())
         return RunFailed(
             f"training has diverged: {self._in_a_row} optimizer steps in a row were skipped because loss or gradient "
             "were not finite. Lower --learning_rate, or check the ranges of the training data below; the "
@@ -249,7 +249,8 @@ class RunningMoments:
         """[D] float64 standard deviation of each element, by which it is divided.
 
         Elements with a variance above 1e-5, and constant ones, have 1e-5 added to it: without it Humanoid and Ant ended
-        lower (CHANGELOG.md). Smaller elements are divided by their own deviation, so their unit does not matter.
+        lower (CHANGELOG.md). Smaller elements are divided by their own standard deviation, so their unit does not
+        matter.
         """
         variance, has_changes, is_small = self.variance, varies(self.mean, self.variance), self.variance < _FLOOR
         divisor = variance.sqrt().where(has_changes & is_small, (variance + _FLOOR).sqrt())
@@ -259,8 +260,8 @@ class RunningMoments:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.
 
         So are batches of zeros before the first other one: where rewards are rare, returns are 0 until the first
-        reward, and the deviation of zeros would make a number of hundreds of it. There is no condition on numbers of
-        the device, for which the host would wait.
+        reward, and the standard deviation of zeros would make a number of hundreds of it. There is no condition on
+        numbers of the device, for which the host would wait.
         """
         count, shift = torch.zeros_like(self._count), torch.zeros_like(self.mean)
         spread = shift
@@ -275,7 +276,7 @@ class RunningMoments:
             count = counts.double() * len(batch)
             shift, spread = shift.where(counts, 0.0), spread.where(counts, 0.0)
         if self._ranks.num_ranks > 1:
-            count, shift, spread = self._of_all_ranks(count, shift, spread)
+            count, shift, spread = self._merge_ranks(count, shift, spread)
         self._count += count
         weight = count / self._count.clamp(min=1.0)  # 1 for the first vectors, 0 without new ones
         self.mean.addcmul_(shift, weight)
@@ -289,7 +290,7 @@ class RunningMoments:
     def merge(self) -> None:
         """Adopts the moments of other processes, where they are shared."""
 
-    def _of_all_ranks(self, count: Tensor, shift: Tensor, spread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _merge_ranks(self, count: Tensor, shift: Tensor, spread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Merges the moments of all ranks, in float64 and around the common mean."""
         sums = self._ranks.sum(torch.cat((shift * count, count.view(1))))
         total = sums[-1]

@@ -250,7 +250,7 @@ class PolicyRows:
         while first < stop:
             may_follow = not slots.rnn_state[slot, first, source].any()
             ends = [
-                (self._end_of_piece(slot, source, first, stop, self._rollout - row), row, column)
+                (self._piece_end(slot, source, first, stop, self._rollout - row), row, column)
                 for column, row in (cursor.open if may_follow else ())
             ]
             # The column that takes most of the rows, and of several the fullest: with the first one, recurrent policies
@@ -276,7 +276,7 @@ class PolicyRows:
             first = end
         return pieces
 
-    def _end_of_piece(self, slot: int, source: int, first: int, stop: int, room: int) -> int:
+    def _piece_end(self, slot: int, source: int, first: int, stop: int, room: int) -> int:
         """Where a segment is cut so that it fits: not between an action and the rows in which the agent then waits."""
         end = min(stop, first + room)
         if end < stop and self._slots.idle is not None:

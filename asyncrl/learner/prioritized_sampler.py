@@ -113,8 +113,8 @@ class PrioritizedSampler(ReplaySampler):
         for split in range(stripes.num_splits):
             first, before = stripes.first_whole_row(split), int(self._stop[split])
             stop = max(stripes.num_rows[split] - (self._n_step - 1), before)
-            dropped = self._places_of_rows(split, int(self._first[split]), min(first, before))
-            added = self._places_of_rows(split, max(first, before), stop)
+            dropped = self._row_places(split, int(self._first[split]), min(first, before))
+            added = self._row_places(split, max(first, before), stop)
             changed += [dropped, added]  # a row may be added where another one was dropped
             priorities += [np.zeros(len(dropped)), self._valid[added] * (self.max_priority or 1.0)]
             self._first[split], self._stop[split] = first, stop
@@ -153,7 +153,7 @@ class PrioritizedSampler(ReplaySampler):
         tensors = to_device([torch.from_numpy(weights)], self._device)[0]
         return [batch._replace(weight=weight) for batch, weight in zip(batches, tensors, strict=True)]
 
-    def _places_of_rows(self, split: int, start: int, stop: int) -> IntArray:
+    def _row_places(self, split: int, start: int, stop: int) -> IntArray:
         """Places of all environments in the rows from `start` to `stop`; none if there are no such rows."""
         row, env = np.arange(start, max(start, stop))[:, np.newaxis], np.arange(self._stripes.num_envs)
         places: IntArray = self._places(np.int64(split), row, env).reshape(-1)

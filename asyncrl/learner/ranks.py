@@ -152,7 +152,7 @@ class Turn:
 class RankConsensus:
     """Makes all ranks continue, save and end together. With one rank every decision is its own.
 
-    Before each iteration every rank calls `take_turn`, or `end` instead if it wants to end.
+    Before each iteration every rank calls `sync_ranks`, or `end` instead if it wants to end.
 
     Attributes:
         ranks: the learners.
@@ -173,7 +173,7 @@ class RankConsensus:
         self.is_over = self.was_interrupted = False
         self.env_steps = 0
 
-    def take_turn(self, num_updates: int, env_steps: int, is_done: bool = False) -> Turn:
+    def sync_ranks(self, num_updates: int, env_steps: int, is_done: bool = False) -> Turn:
         """Waits until every rank is ready for its next iteration, or one of them wants to end.
 
         Args:

@@ -20,7 +20,7 @@ from asyncrl.learner.fast.layers import matmul_dtype
 from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork
-from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, in_graphs, makes_graphs
+from asyncrl.learner.update_runner import StepMetrics, Update, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.encoders import split_tensor
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.sac import SacActor
@@ -47,7 +47,7 @@ class ReplayLearner:
 
     auto_is_float32 = False
     _update: Update[bool]
-    """One update by autograd; returns the figures of each trained network, and perhaps errors `[B]`."""
+    """One update by autograd; returns the metrics of each trained network, and perhaps errors `[B]`."""
 
     def __init__(self, model: SacActor, config: TrainConfig, device: torch.device, storage: ParameterStore) -> None:
         """Moves the model to `device`. The subclass makes the networks, then calls `_set_up`; it has `_update`."""
@@ -73,7 +73,7 @@ class ReplayLearner:
             TrainedNetwork, config=config, dtype=self._dtype, storage=storage, learning_rate=self._rate
         )
         self._make_target = functools.partial(TargetNetwork, config=config, dtype=self._dtype, storage=storage)
-        self._reported: dict[str, float] = {}  # metrics that are no figures of steps
+        self._reported: dict[str, float] = {}  # metrics that are no metrics of steps
 
     def _set_up(
         self,
@@ -86,7 +86,7 @@ class ReplayLearner:
         """Takes what updates need.
 
         Args:
-            metrics_type: what `train` returns, made from the means of all figures and what is reported beside them.
+            metrics_type: what `train` returns, made from the means of all metrics and what is reported beside them.
             trained: first the one without whose step an update counts as skipped, last the policy.
             targets: target networks.
             others: further tensors of the state, by their names in a checkpoint.
@@ -174,7 +174,7 @@ class ReplayLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         self._reported["learning_rate"] = self._learning_rate.value
-        figures = []
+        step_metrics = []
         if batches[0].obs.device != self.device:
             batches = [batch.to(self.device) for batch in batches]  # all of them first: a transfer waits for updates
         for batch in batches:
@@ -183,10 +183,10 @@ class ReplayLearner:
                 self._refresh_copies()
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
-            figures.append(self._step(self._inputs_of(batch, trains_actor), trains_actor))
+            step_metrics.append(self._step(self._inputs_of(batch, trains_actor), trains_actor))
         if isinstance(self._step, UpdateRunner):
-            self.notice = self.notice or self._step.take_notice()
-        columns, num_parts = list(zip(*figures, strict=True)), len(self._trained)
+            self.notice = self.notice or self._step.pop_message()
+        columns, num_parts = list(zip(*step_metrics, strict=True)), len(self._trained)
         errors = [each for column in columns[num_parts:] for each in column if each is not None]
         self.td_errors = torch.stack(errors) if errors else None
         return self._metrics(columns[:num_parts], batches[-1])
@@ -210,11 +210,11 @@ class ReplayLearner:
         own = self.model.statistics
         return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
-    def _metrics(self, figures_of_parts: Sequence[Figures], last_batch: Transitions) -> UpdateMetrics | None:
+    def _metrics(self, step_metrics_by_network: Sequence[StepMetrics], last_batch: Transitions) -> UpdateMetrics | None:
         """Means over the steps that were taken, in one transfer to the host."""
-        flags, steps, last_figures = [], [], [network.last_figures for network in self._trained]
-        for last, figures in zip(last_figures, figures_of_parts, strict=True):
-            made = [each for each in figures if each is not None]
+        flags, steps, last_step_metrics = [], [], [network.last_step_metrics for network in self._trained]
+        for last, step_metrics in zip(last_step_metrics, step_metrics_by_network, strict=True):
+            made = [each for each in step_metrics if each is not None]
             steps.append(rows := torch.stack(made) if made else last.new_empty((0, len(last))))
             was_taken = torch.isfinite(rows).all(1)
             mean = torch.where(was_taken.unsqueeze(1), rows, 0.0).sum(0) / was_taken.sum()
@@ -222,18 +222,18 @@ class ReplayLearner:
             flags.append(was_taken.to(last))
         if not self._knows_rewards:
             flags.append(last_batch.reward.abs().max().view(1).to(flags[0]))
-        numbers = torch.cat((*last_figures, *flags)).tolist()
+        numbers = torch.cat((*last_step_metrics, *flags)).tolist()
         if not self._knows_rewards:
             flags.pop()
             self._check_size_of_rewards(numbers.pop())
-        names = [figure for network in self._trained for figure in network.figures]
+        names = [metric for network in self._trained for metric in network.step_metrics]
         were_taken = [flag == 1.0 for flag in numbers[len(names) :]]
         has_trained, start = any(were_taken[: len(flags[0])]), 0
         for network, skipped, rows in zip(self._trained, self._skipped, steps, strict=True):
             taken, start = were_taken[start : start + len(rows)], start + len(rows)
-            if skipped.note(taken):
+            if skipped.record(taken):
                 named = last_batch._asdict() | {each.called: each.flat.data for each in self._trained}
-                raise skipped.diagnosis(dict(zip(network.figures, rows[-1].tolist(), strict=True)), named)
+                raise skipped.diagnosis(dict(zip(network.step_metrics, rows[-1].tolist(), strict=True)), named)
         self.skipped_steps = sum(skipped.total for skipped in self._skipped)
         if not has_trained:
             return None
@@ -249,7 +249,7 @@ class ReplayLearner:
         optimizer = copies_of(self._tensors()) | {"generator": self._generator.get_state()}
         scalars: dict[str, Scalar] = {
             "policy_version": self.policy_version,
-            "learning_rate": self._learning_rate.of_one_rank,
+            "learning_rate": self._learning_rate.unscaled,
             "obs_count": self._obs_moments.count,
         }
         return LearnerState(copies_of(self.model.state_dict()), optimizer, scalars)
@@ -285,7 +285,7 @@ class ReplayLearner:
         return {
             **{f"{network.name}.{name}": each for network in self._trained for name, each in network.tensors().items()},
             **{target.name: target.flat for target in self._targets},
-            **{f"last_{network.name}_figures": network.last_figures for network in self._trained[1:]},
+            **{f"last_{network.name}_figures": network.last_step_metrics for network in self._trained[1:]},
             **self._others,
             "obs_mean": self._obs_moments.mean,
             "obs_variance": self._obs_moments.variance,

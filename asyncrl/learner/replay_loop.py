@@ -118,7 +118,7 @@ class ReplayLoop:
         must_wait = due == 0 and not (has_ranks and is_done)
         if has_ranks and not must_wait:
             # All ranks make the same number of updates; one without due updates follows the others.
-            turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=due == 0)
+            turn = agreement.sync_ranks(num_updates, self.own_env_steps, is_done=due == 0)
             phases.charge(Phase.WAIT_RANKS)
             num_updates, new_values = 0 if turn.is_over else turn.num_updates, turn.new_values
         elif not must_wait:
@@ -156,7 +156,7 @@ class ReplayLoop:
             self._return_scale.update(self._sampler.gamma, self._config.reward_scale, self._config.reward_clip)
             self._sampler.reward_divisor = self._return_scale.divisor
         batches = self._sampler.sample(num_updates, self._config.batch_size)
-        self._sampler.note_ages(self._learner.policy_version)
+        self._sampler.record_ages(self._learner.policy_version)
         if self._config.normalize_input:
             self._learner.observe(torch.cat([batch.obs for batch in batches]))
         self._phases.charge(Phase.GATHER)
@@ -168,7 +168,7 @@ class ReplayLoop:
             self._unreported.append(metrics)
         self._phases.charge(Phase.TRAIN)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Each update was published."""
 
     def take_report(self) -> LearnerReport:

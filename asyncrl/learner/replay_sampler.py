@@ -26,7 +26,7 @@ class ReplaySampler:
 
     Attributes:
         generator: of the indices that are drawn; part of a checkpoint.
-        ages: of the samples that `note_ages` has seen; the report takes them and sets it to `SampleAges()`.
+        ages: of the samples that `record_ages` has seen; the report takes them and sets it to `SampleAges()`.
         gamma: discount factor of the next transitions.
         reward_divisor: divides their rewards, after `reward_scale` and `reward_clip`.
     """
@@ -92,7 +92,7 @@ class ReplaySampler:
         lengths = [stripes.num_rows[idx] - stripes.first_whole_row(idx) for idx in range(stripes.num_splits)]
         return 0 if max(lengths) >= needed else sum(needed - length for length in lengths)
 
-    def note_ages(self, policy_version: int, num_replays: int = 1) -> None:
+    def record_ages(self, policy_version: int, num_replays: int = 1) -> None:
         """Adds the ages of the samples that `sample` has drawn last to `ages`.
 
         All splits, and all replays of a run, step about equally often, so a row stands for a step of each environment.

@@ -1,4 +1,4 @@
-"""The running deviation of discounted returns, by which rewards from a replay are divided."""
+"""The running standard deviation of discounted returns, by which rewards from a replay are divided."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from asyncrl.learner.ranks import Ranks
 class ReturnScale:
     """Statistics of the discounted sum of rewards since an episode's start, of each step of all ranks' workers.
 
-    The deviation is that of Gymnasium's `NormalizeReward` without its floor of 0.0001; with `limit` no such sum is
-    divided by so little that it exceeds the limit. The learner reads the rewards from the
+    The standard deviation is that of Gymnasium's `NormalizeReward` without its floor of 0.0001; with `limit` no such
+    sum is divided by so little that it exceeds the limit. The learner reads the rewards from the
     replay in the order of their rows. Steps that workers overwrite before are left out, and the sums begin again with 0
     when a run is resumed.
     """
@@ -38,8 +38,8 @@ class ReturnScale:
     def divisor(self) -> float:
         """The number by which rewards are divided; 1 before the first step."""
         mean, variance = self._moments.mean, self._moments.variance
-        deviation = float(variance.sqrt().where(varies(mean, variance), 1.0)[0])
-        return deviation if self._limit is None else max(deviation, self._largest / self._limit)
+        stddev = float(variance.sqrt().where(varies(mean, variance), 1.0)[0])
+        return stddev if self._limit is None else max(stddev, self._largest / self._limit)
 
     def update(self, gamma: float, factor: float = 1.0, clip: float | None = None) -> None:
         """Adds the steps that were published since the last call; all ranks call it at the same time.

@@ -69,7 +69,7 @@ class SlotLedger:
         self.ready.append(slot)
         self._waiting_splits.append(self._slots.owner[slot])
 
-    def take_over(self, splits: Container[int]) -> list[tuple[int, int]]:
+    def reclaim(self, splits: Container[int]) -> list[tuple[int, int]]:
         """Reassigns the slots of a worker that died, by their state in shared memory alone.
 
         A finished slot becomes ready, whether or not its number has arrived. One that was being filled is emptied and
@@ -165,7 +165,7 @@ class SlotLedger:
         for part in columns:
             if part.is_last:
                 if self._copies is not None:
-                    self._copies.settle(part.slot)
+                    self._copies.wait_for_copy(part.slot)
                 self._slots.free(part.slot)
                 self._free.append(part.slot)
 
@@ -253,7 +253,7 @@ class SlotExchange(ThreadedSource):
                 # Nobody reads the other end of its granting ring now; the state of the slots says what was in it.
                 self._granted[worker_idx].pop_all()
                 first = worker_idx * self._splits_per_worker
-                for _, slot in self._ledger.take_over(range(first, first + self._splits_per_worker)):
+                for _, slot in self._ledger.reclaim(range(first, first + self._splits_per_worker)):
                     self._granted[worker_idx].push(slot)
                 self._worker_deaths.acknowledge_as_learner(worker_idx)
             woken = set()

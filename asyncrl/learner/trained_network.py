@@ -20,8 +20,8 @@ class TrainedNetwork:
 
     Attributes:
         name: in a checkpoint and in `storage`.
-        figures: names of the figures of a step, in the order in which `step` returns them.
-        last_figures: [F], means of the last steps that were taken. A call of `ReplayLearner.train` may have none
+        step_metrics: names of the metrics of a step, in the order in which `step` returns them.
+        last_step_metrics: [F], means of the last steps that were taken. A call of `ReplayLearner.train` may have none
             (`policy_delay`).
         called: what the message of a failure calls the weights.
         flat: all parameters and their gradients.
@@ -35,7 +35,7 @@ class TrainedNetwork:
         name: str,
         module: nn.Module,
         mlp: StackedMlp | None,
-        figures: Sequence[str],
+        step_metrics: Sequence[str],
         config: TrainConfig,
         dtype: torch.dtype,
         storage: ParameterStore,
@@ -50,9 +50,9 @@ class TrainedNetwork:
         are never clipped, by name in `storage`.
         """
         others = others or {}
-        self.name, self.figures = name, figures
+        self.name, self.step_metrics = name, step_metrics
         self.called = {"critic": "critics' weights", "actor": "policy's weights"}.get(name, "weights")
-        self.last_figures = learning_rate.new_zeros(len(figures))
+        self.last_step_metrics = learning_rate.new_zeros(len(step_metrics))
         self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))
         self._gradient = self.flat.grad
         self.weights: LayerCopy | None = None
@@ -78,41 +78,41 @@ class TrainedNetwork:
         self._gradients = list(gradients)
         self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
-    def minimize(self, loss: Tensor, *figures: Tensor) -> Tensor:
+    def minimize(self, loss: Tensor, *step_metrics: Tensor) -> Tensor:
         """Takes one step down the gradient of a loss, by autograd; see `step`.
 
-        Returns the loss, the figures and the norm, `[F + 2]`. No gradient reaches other networks.
+        Returns the loss, the metrics and the norm, `[F + 2]`. No gradient reaches other networks.
         """
         self._gradient.zero_()  # in place: the parameters' gradients are views of it
         loss.backward(inputs=self._trainable)  # type: ignore[no-untyped-call]
-        return self.step(torch.stack((loss.detach(), *figures)))
+        return self.step(torch.stack((loss.detach(), *step_metrics)))
 
-    def step(self, figures: Tensor) -> Tensor:
-        """Takes one step down the gradients, or skips it if a figure or the gradients' norm is not finite.
+    def step(self, step_metrics: Tensor) -> Tensor:
+        """Takes one step down the gradients, or skips it if a metric or the gradients' norm is not finite.
 
-        Returns the figures and the norm before clipping, `[F + 1]`.
+        Returns the metrics and the norm before clipping, `[F + 1]`.
 
         Args:
-            figures: [F], means over the batch that must be finite; means over all ranks afterwards.
+            step_metrics: [F], means over the batch that must be finite; means over all ranks afterwards.
         """
         if self._weight_gradients is not None and self._weight_gradients.hidden is not None:
             flat, copied = self._weight_gradients.hidden
             flat.copy_(copied)
         if self._ranks.num_ranks > 1:
             moments = [each for layer in self._stepped for each in layer.batch_moments]
-            self._ranks.average([*self._gradients, *moments, figures])
+            self._ranks.average([*self._gradients, *moments, step_metrics])
         norm = clip_gradient(self._gradient, self.max_grad_norm)
-        figures = torch.cat((figures, norm.unsqueeze(0)))
-        is_skipped = torch.isfinite(figures).all().logical_not()
+        step_metrics = torch.cat((step_metrics, norm.unsqueeze(0)))
+        is_skipped = torch.isfinite(step_metrics).all().logical_not()
         if self._decayed:  # decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101)
             factor = 1.0 - is_skipped.logical_not() * (self._learning_rate * self._weight_decay)
-            torch._foreach_mul_(self._decayed, factor.to(figures.dtype))
+            torch._foreach_mul_(self._decayed, factor.to(step_metrics.dtype))
         self._optimizer.step(self._learning_rate, is_skipped.float())
         for layer in self._stepped:
             layer.after_step(is_skipped)
         if self.weights is not None:
             self.weights.refresh()
-        return figures
+        return step_metrics
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that continue the training; after writing to them call `weights.refresh`."""

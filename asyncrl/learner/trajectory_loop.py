@@ -134,7 +134,7 @@ class TrajectoryLoop:
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
         if policies is not None:
-            policies.note(env_steps, trained.agent_steps)
+            policies.record(env_steps, trained.agent_steps)
         self._num_samples, self._agent_steps = trained.num_samples, trained.agent_steps
         self._report_started = time.monotonic()
         self._publish()
@@ -142,7 +142,7 @@ class TrajectoryLoop:
     @property
     def env_steps(self) -> int:
         """Environment steps of the run that were trained on, by all policies."""
-        return self._env_steps + (0 if self._policies is None else self._policies.of_others)
+        return self._env_steps + (0 if self._policies is None else self._policies.env_steps_by_others)
 
     @property
     def has_more_to_learn(self) -> bool:
@@ -173,7 +173,7 @@ class TrajectoryLoop:
             self._source.begin_dataset()
         is_over, own_env_steps = False, self.own_env_steps + num_steps
         if has_ranks:
-            turn = agreement.take_turn(1, own_env_steps)
+            turn = agreement.sync_ranks(1, own_env_steps)
             phases.charge(Phase.WAIT_RANKS)
             is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self._env_steps
             if turn.new_values is not None:
@@ -185,13 +185,13 @@ class TrajectoryLoop:
         self.own_env_steps = own_env_steps
         self._env_steps_seen = self.env_steps + num_steps
         num_passes, metrics, self._is_cut_short = 0, None, False
-        control.note_minibatch(0, 1)
+        control.record_minibatch(0, 1)
         if not self._config.debug_skip_training:
             num_passes = self._train(dataset)
             if not self._publishes_passes and not self._has_fixed_lag:
                 self._publish()
             metrics = learner.take_metrics()
-        control.note_minibatch(0, 0)
+        control.record_minibatch(0, 0)
         phases.charge(Phase.TRAIN)
         if has_ranks:
             phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
@@ -200,7 +200,7 @@ class TrajectoryLoop:
         self._num_samples += num_steps * num_passes
         self._agent_steps += num_valid
         if self._policies is not None:
-            self._policies.note(self._env_steps, self._agent_steps)
+            self._policies.record(self._env_steps, self._agent_steps)
         phases.charge(Phase.OTHER)
         now, spent = time.monotonic(), phases.take()
         report = LearnerReport(
@@ -228,7 +228,7 @@ class TrajectoryLoop:
         """Trains on a dataset and publishes after each pass; returns the passes, fewer if the run must stop."""
         num_passes, control, agreement = 0, self._control, self._agreement
         for progress in self._learner.updates(dataset, max(self.env_steps, control.steps_by_time)):
-            control.note_minibatch(progress.num_done, progress.num_total)
+            control.record_minibatch(progress.num_done, progress.num_total)
             if self._look is not None and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
                 self._look()
                 self._looked_at = time.monotonic()
@@ -248,7 +248,7 @@ class TrajectoryLoop:
                 break
         return num_passes
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """With a fixed lag: publishes the weights trained on the last dataset, which no later one does."""
         if self._has_fixed_lag:
             self._publish()
@@ -276,7 +276,7 @@ class TrajectoryLoop:
         if change.source is not None and self._read_weights is not None:
             block = self._read_weights(change.source)
             if block is not None:
-                self._learner.take_over(block)
+                self._learner.adopt_weights(block)
                 self._publish()
         if change.turn is not None:
             self._last_turn = change.turn

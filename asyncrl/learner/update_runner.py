@@ -18,13 +18,13 @@ from asyncrl.processes.children import RunFailed
 
 log = logging.getLogger(__name__)
 
-Figures = tuple[Tensor | None, ...]
+StepMetrics = tuple[Tensor | None, ...]
 """Results of an update for the metrics, in the order of its learner; None for parts that were not trained."""
 
 Kind = TypeVar("Kind", bound=Hashable)
 """What two updates of the same shapes and operations have in common."""
 
-Update = Callable[[Sequence[Tensor], Kind], Figures]
+Update = Callable[[Sequence[Tensor], Kind], StepMetrics]
 """A function of the tensors of a batch and its kind, for example whether it trains the policy; it changes weights in
 place.
 
@@ -32,7 +32,7 @@ All other values that it reads must be the same in each call of one kind. Buffer
 first call.
 """
 
-Graphs = dict[Kind, tuple[list[Tensor], GraphedFunction[Figures]]]
+Graphs = dict[Kind, tuple[list[Tensor], GraphedFunction[StepMetrics]]]
 """For updates of each kind the tensors that the graph reads, and the graph."""
 
 
@@ -62,7 +62,7 @@ class UpdateRunner(Generic[Kind]):
         """Whether all updates of one kind must have tensors of the same shapes."""
         return self._graphs is not None
 
-    def __call__(self, inputs: Sequence[Tensor], kind: Kind) -> Figures:
+    def __call__(self, inputs: Sequence[Tensor], kind: Kind) -> StepMetrics:
         if self._graphs is None:
             return self._update(inputs, kind)
         try:
@@ -82,12 +82,12 @@ class UpdateRunner(Generic[Kind]):
         """Frees the captured graphs and their memory, which Python's collector would do late."""
         self._graphs = None
 
-    def take_notice(self) -> str | None:
+    def pop_message(self) -> str | None:
         """A message for the user, returned once."""
         notice, self._notice = self._notice, None
         return notice
 
-    def _replay(self, graphs: Graphs[Kind], inputs: Sequence[Tensor], kind: Kind) -> Figures:
+    def _replay(self, graphs: Graphs[Kind], inputs: Sequence[Tensor], kind: Kind) -> StepMetrics:
         if kind not in graphs:
             own = [tensor.clone() for tensor in inputs]
             graphs[kind] = own, GraphedFunction(lambda: self._update(own, kind), self._device)
@@ -96,4 +96,4 @@ class UpdateRunner(Generic[Kind]):
             if tensor.shape != given.shape:
                 raise ValueError(f"an update was captured with {tuple(tensor.shape)} and is given {tuple(given.shape)}")
             tensor.copy_(given)
-        return tuple(None if figure is None else figure.clone() for figure in function())
+        return tuple(None if metric is None else metric.clone() for metric in function())

@@ -57,7 +57,7 @@ class LearnerLoop(Protocol):
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next samples, waiting for them at most `timeout_s`; returns a report if one is due."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Before the last report and checkpoint: publishes the last weights and lets other processes end their work."""
 
     def take_report(self) -> LearnerReport | None:
@@ -149,7 +149,7 @@ class LearnerWorker:
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
         """Trains once within `timeout_s`, and saves the checkpoints that are due; returns the report of the newest."""
         with own_settings():
-            self._stopping.note_time()
+            self._stopping.record_time()
             report = self._loop.train_once(timeout_s)
             if report is not None:
                 send(report)
@@ -185,7 +185,7 @@ class LearnerWorker:
         not repeat to the bit.
         """
         elapsed_s = self._stopping.elapsed_s
-        self._loop.settle()
+        self._loop.flush()
         is_interrupted = self._control.stop_requested and self._loop.has_more_to_learn
         self._agreement.end(is_interrupted, self._loop.own_env_steps)
         report = self._loop.take_report()
@@ -301,15 +301,15 @@ class StopCondition:
             control: the run's words.
             limit_s: seconds that the run may take; None for no limit.
             elapsed_s: seconds that it took before.
-            most_env_steps: environment steps that the run may take; `note_time` multiplies them by the share of time.
+            most_env_steps: environment steps that the run may take; `record_time` multiplies them by the share of time.
         """
         self._control = control
         self._limit_s = limit_s
         self._most_env_steps = most_env_steps
         self._started_at = time.monotonic() - elapsed_s
-        self.note_time()
+        self.record_time()
 
-    def note_time(self) -> None:
+    def record_time(self) -> None:
         """Notes how far the limit of time has brought the schedules."""
         if self._limit_s is not None:
             share = min(1.0, (time.monotonic() - self._started_at) / self._limit_s)

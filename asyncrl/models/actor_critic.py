@@ -66,7 +66,7 @@ class ActorCritic(NormalizedModel):
     """Actor and critic: two networks, or one with two heads.
 
     The initial weights follow from `config.seed` alone. The last two numbers of `statistics` [2F + 2] are mean and
-    deviation of returns.
+    standard deviation of returns.
 
     Attributes:
         rnn_state_size: size S of the recurrent state of one environment, 0 without a recurrent core.
@@ -104,10 +104,10 @@ class ActorCritic(NormalizedModel):
         self.rnn_state_size = sum(self._state_sizes)
         num_outputs = self.distribution.num_parameters
         self.log_std: nn.Parameter | None = None
-        num_deviations = self.distribution.num_deviations
-        if num_deviations > 0 and not config.adaptive_stddev:
-            num_outputs -= num_deviations
-            self.log_std = nn.Parameter(torch.full((num_deviations,), math.log(config.initial_stddev)))
+        num_stddevs = self.distribution.num_stddevs
+        if num_stddevs > 0 and not config.adaptive_stddev:
+            num_outputs -= num_stddevs
+            self.log_std = nn.Parameter(torch.full((num_stddevs,), math.log(config.initial_stddev)))
         actor, critic = (self.actor_core or self.actor), (self.critic_core or self.critic)
         self.policy_head = nn.Linear(actor.output_size, num_outputs)
         self.value_head = nn.Linear((critic or actor).output_size, 1)
@@ -117,9 +117,9 @@ class ActorCritic(NormalizedModel):
         # are small, random first predictions become large weights; clipping their gradient also scales the policy's.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        if num_deviations > 0 and config.adaptive_stddev:
+        if num_stddevs > 0 and config.adaptive_stddev:
             with torch.no_grad():
-                self.policy_head.bias[self.distribution.deviation_positions] = math.log(config.initial_stddev)
+                self.policy_head.bias[self.distribution.stddev_positions] = math.log(config.initial_stddev)
 
     def _refresh_references(self) -> None:
         super()._refresh_references()
@@ -171,7 +171,7 @@ class ActorCritic(NormalizedModel):
 
     @torch.no_grad()
     def limit_stddev(self, limit: float) -> None:
-        """Lowers deviations that are parameters to `limit`, where they are larger."""
+        """Lowers standard deviations that are parameters to `limit`, where they are larger."""
         if self.log_std is not None:
             self.log_std.clamp_(max=math.log(limit))
 

@@ -21,7 +21,7 @@ observations `[B, D]`, to the distribution's parameters `[B, P]`."""
 
 
 class ArrayCritic(NamedTuple):
-    """The critic's encoder (None if it shares the actor's), its head, and mean and deviation `[1]` of returns."""
+    """The critic's encoder (None if shared with the actor), its head, mean and standard deviation `[1]` of returns."""
 
     encoder: Encoder | None
     head: ArrayLayer

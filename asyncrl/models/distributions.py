@@ -1,6 +1,6 @@
 """Action distributions as functions of one parameter tensor `[B, P]`, which is what a slot stores of them.
 
-Parameters of a Gaussian are means and log-deviations (P = 2A), of a categorical distribution normalized logits
+Parameters of a Gaussian are means and log standard deviations (P = 2A), of a categorical distribution normalized logits
 (P = n), and of a joint distribution those of its independent parts, concatenated. The functions have no state, so the
 behaviour policy and the current policy are compared by their parameters alone.
 """
@@ -56,26 +56,26 @@ class ActionDistribution(ABC):
     Attributes:
         num_parameters: P, elements of one distribution's parameters.
         num_actions: numbers A of one stored action.
-        deviation_positions: positions of log-deviations among the parameters.
+        stddev_positions: positions of log standard deviations among the parameters.
         num_logits: number of logits among the parameters.
     """
 
     num_parameters: int
     num_actions: int
     num_logits = 0
-    deviation_positions: Sequence[int] = ()
+    stddev_positions: Sequence[int] = ()
 
     @property
-    def num_deviations(self) -> int:
-        return len(self.deviation_positions)
+    def num_stddevs(self) -> int:
+        return len(self.stddev_positions)
 
     @abstractmethod
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         """Converts outputs of a network to parameters `[B, P]`.
 
         Args:
-            outputs: [B, P]; with `log_std`, without the outputs of log-deviations.
-            log_std: [num_deviations], log-deviations that do not depend on the observation.
+            outputs: [B, P]; with `log_std`, without the outputs of log standard deviations.
+            log_std: [num_stddevs], log standard deviations that do not depend on the observation.
             mask: [B, num_logits], 0 for forbidden choices. A mask that forbids every choice forbids none.
         """
 
@@ -114,16 +114,16 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def mode(self, parameters: Tensor) -> Tensor:
-        """The most likely actions, as they are stored."""
+        """The deterministic actions, as they are stored."""
 
 
 class DiagonalGaussian(ActionDistribution):
-    """Independent normal distributions; parameters are A means, then A log-deviations."""
+    """Independent normal distributions; parameters are A means, then A log standard deviations."""
 
     def __init__(self, num_actions: int) -> None:
         self.num_actions = num_actions
         self.num_parameters = 2 * num_actions
-        self.deviation_positions = range(num_actions, 2 * num_actions)
+        self.stddev_positions = range(num_actions, 2 * num_actions)
         self._log_normalizer = num_actions * HALF_LOG_TWO_PI
 
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
@@ -211,7 +211,8 @@ class SquashedGaussian(DiagonalGaussian):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Entropy `[B]` of tanh(u): the Gaussian's, plus E[log d tanh(u)/du] by Gauss-Hermite quadrature.
 
-        Quadrature has no noise and is differentiable; its error is below 0.01 nats an action up to a deviation of 2.
+        Quadrature has no noise and is differentiable; its error is below 0.01 nats an action up to a standard deviation
+        of 2.
         """
         mean, log_std = parameters.chunk(2, dim=-1)
         if self._nodes.device != mean.device:  # once: a CUDA graph cannot copy from the host
@@ -358,7 +359,7 @@ class Joint(ActionDistribution):
         self.num_logits = sum(part.num_logits for part in parts)
         starts = itertools.accumulate(self._num_parameters, initial=0)
         each = zip(starts, parts, strict=False)
-        self.deviation_positions = [start + position for start, part in each for position in part.deviation_positions]
+        self.stddev_positions = [start + position for start, part in each for position in part.stddev_positions]
 
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         return torch.cat([part.parameters_of(*own) for part, own in self._inputs_of(outputs, log_std, mask)], dim=-1)
@@ -370,7 +371,7 @@ class Joint(ActionDistribution):
         return np.concatenate([part.parameter_arrays_of(*own) for part, own in inputs], axis=-1)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
-        samples = [part.sample(own, generator) for part, own in self._parameters_of_parts(parameters)]
+        samples = [part.sample(own, generator) for part, own in self._part_parameters(parameters)]
         actions, log_probs = zip(*samples, strict=True)
         return Sample(torch.cat(actions, dim=-1), torch.stack(log_probs).sum(0))
 
@@ -382,33 +383,33 @@ class Joint(ActionDistribution):
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         actions = torch.split(action, self._num_actions, dim=-1)
-        each = zip(self._parameters_of_parts(parameters), actions, strict=True)
+        each = zip(self._part_parameters(parameters), actions, strict=True)
         return torch.stack([part.log_prob(own, own_action) for (part, own), own_action in each]).sum(0)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        return torch.stack([part.entropy(own) for part, own in self._parameters_of_parts(parameters)]).sum(0)
+        return torch.stack([part.entropy(own) for part, own in self._part_parameters(parameters)]).sum(0)
 
     def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
         news = torch.split(new_parameters, self._num_parameters, dim=-1)
-        each = zip(self._parameters_of_parts(old_parameters), news, strict=True)
+        each = zip(self._part_parameters(old_parameters), news, strict=True)
         return torch.stack([part.kl(old, new) for (part, old), new in each]).sum(0)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        return torch.cat([part.mode(own) for part, own in self._parameters_of_parts(parameters)], dim=-1)
+        return torch.cat([part.mode(own) for part, own in self._part_parameters(parameters)], dim=-1)
 
-    def _parameters_of_parts(self, parameters: Tensor) -> Iterator[tuple[ActionDistribution, Tensor]]:
+    def _part_parameters(self, parameters: Tensor) -> Iterator[tuple[ActionDistribution, Tensor]]:
         return zip(self.parts, torch.split(parameters, self._num_parameters, dim=-1), strict=True)
 
     def _inputs_of(self, outputs: Any, log_std: Any, mask: Any) -> Iterator[tuple[ActionDistribution, Any]]:
         """Each part with its columns of tensors or arrays."""
-        output = deviation = logit = 0
+        output = stddev = logit = 0
         for part in self.parts:
-            next_output = output + part.num_parameters - (0 if log_std is None else part.num_deviations)
-            next_deviation, next_logit = deviation + part.num_deviations, logit + part.num_logits
-            own_log_std = None if log_std is None else log_std[..., deviation:next_deviation]
+            next_output = output + part.num_parameters - (0 if log_std is None else part.num_stddevs)
+            next_stddev, next_logit = stddev + part.num_stddevs, logit + part.num_logits
+            own_log_std = None if log_std is None else log_std[..., stddev:next_stddev]
             own_mask = None if mask is None else mask[..., logit:next_logit]
             yield part, (outputs[..., output:next_output], own_log_std, own_mask)
-            output, deviation, logit = next_output, next_deviation, next_logit
+            output, stddev, logit = next_output, next_stddev, next_logit
 
 
 class ActionParts:
@@ -425,7 +426,7 @@ class ActionParts:
 
     Attributes:
         columns: positions of the continuous dimensions in a stored action.
-        means, log_stds: positions of their means and log-deviations in parameters.
+        means, log_stds: positions of their means and log standard deviations in parameters.
         num_continuous: number of continuous dimensions C.
         num_groups: number of groups.
         num_values: values N of all groups.
@@ -444,7 +445,7 @@ class ActionParts:
         for part in parts:
             if part.num_logits == 0:
                 means += range(parameter, parameter + part.num_actions)
-                log_stds += [parameter + position for position in part.deviation_positions]
+                log_stds += [parameter + position for position in part.stddev_positions]
                 columns += range(column, column + part.num_actions)
             else:
                 size = part.num_logits // part.num_actions
@@ -472,7 +473,7 @@ class ActionParts:
         return self
 
     def gaussian_of(self, parameters: Tensor) -> Tensor:
-        """Means and log-deviations `[B, 2C]` of the continuous dimensions."""
+        """Means and log standard deviations `[B, 2C]` of the continuous dimensions."""
         return parameters.index_select(1, self._gaussian)
 
     def continuous_of(self, action: Tensor) -> Tensor:

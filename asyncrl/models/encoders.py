@@ -121,7 +121,8 @@ class ConvEncoder(nn.Module):
         """From images `[B, height * width * channels]`, as the environment orders them, to `[B, out]`.
 
         Images of uint8 are scaled to [0, 1] by the bounds of their space; those of float32 are taken as they are. With
-        `normalize_images` each then has a mean of 0 and a deviation of nearly 1, over all its pixels and channels.
+        `normalize_images` each then has a mean of 0 and a standard deviation of nearly 1, over all its pixels and
+        channels.
         """
         batch = image.view(-1, *self._shape).permute(self._axes).reshape(-1, *self._size)
         if not batch.is_cuda:

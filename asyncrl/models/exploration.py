@@ -47,7 +47,7 @@ class Exploration(Protocol):
 
 
 class CorrelatedNoise:
-    """Stationary Gaussian noise of deviation 1 in each column: a sum of autoregressive processes of order 1.
+    """Stationary Gaussian noise of standard deviation 1 in each column: a sum of autoregressive processes of order 1.
 
     Pink noise: Eberhard et al. 2023, "Pink Noise Is All You Need". Ornstein-Uhlenbeck noise: Lillicrap et al. 2016.
     """
@@ -73,14 +73,15 @@ class CorrelatedNoise:
 class ActionNoise:
     """Replaces the continuous numbers of a policy's actions by ones with noise, for each environment of each split.
 
-    A Gaussian policy's numbers are mean + deviation x noise: with white noise that is what it draws itself. A certain
-    action gets noise in [-1, 1] units, as in TD3. Noise continues over the ends of episodes, as it does in time.
+    A Gaussian policy's numbers are mean + standard deviation x noise: with white noise that is what it draws itself. A
+    certain action gets noise in [-1, 1] units, as in TD3. Noise continues over the ends of episodes, as it does in
+    time.
     """
 
     def __init__(
         self, distribution: ActionDistribution, config: TrainConfig, num_splits: int, num_envs: int, seed: int
     ) -> None:
-        """Takes the splits of the whole run, which decide the environments' deviations; `seed` is for the noise."""
+        """The splits of the whole run decide the environments' standard deviations; `seed` is the noise's."""
         self._parts = ActionParts(distribution)
         self._adds = isinstance(distribution, Deterministic)
         last = config.exploration_stddev if config.exploration_stddev_max is None else config.exploration_stddev_max

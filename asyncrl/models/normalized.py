@@ -17,7 +17,8 @@ OBS_CLIP = 10.0
 
 
 class NormalizedModel(nn.Module):
-    """A model with a buffer `statistics` float32 that begins with mean (F) and deviation (F) of observations' numbers.
+    """A model with a buffer `statistics` float32 that begins with mean (F) and standard deviation (F) of observations'
+    numbers.
 
     It is not trained: the learner sets it, and it is published with the parameters.
 
@@ -65,7 +66,7 @@ class NormalizedModel(nn.Module):
         return None
 
     def _add_statistics(self, num_others: int = 0) -> None:
-        """Adds means 0 and deviations 1, those of `num_others` after those of observations; all layers exist."""
+        """Adds means 0 and standard deviations 1, first of observations, then of `num_others` numbers."""
         pairs = [(torch.zeros(size), torch.ones(size)) for size in (self.observation_size, num_others)]
         self.register_buffer("statistics", torch.cat([tensor for pair in pairs for tensor in pair]))
         self._refresh_references()
@@ -84,12 +85,13 @@ class NormalizedModel(nn.Module):
             self._normalized = torch.tensor(self.layout.normalized, device=statistics.device)
 
     def normalize_obs(self, obs: Tensor, out: Tensor | None = None, statistics: Tensor | None = None) -> Tensor:
-        """Numbers `[..., F]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
+        """Numbers `[..., F]` in units of their standard deviation, clipped to +-10; unchanged without
+        `normalize_input`.
 
         Args:
             obs: raw numbers of observations.
             out: result, may be `obs`; by default a new tensor.
-            statistics: [2F] means and deviations instead of the model's.
+            statistics: [2F] means and standard deviations instead of the model's.
         """
         if not self.normalizes_obs:
             return obs if out is None or out is obs else out.copy_(obs)

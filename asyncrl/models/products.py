@@ -118,7 +118,7 @@ class _Linear(torch.autograd.Function):
             return of_inputs, gradient.t() @ inputs if needs_weight else None, bias_gradient
         return (
             _times(gradient, weight.t(), None) if needs_inputs else None,
-            _times_of_rows(gradient, inputs) if needs_weight else None,
+            _row_times(gradient, inputs) if needs_weight else None,
             bias_gradient,
         )
 
@@ -132,7 +132,7 @@ def _times(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.cat((product, functional.linear(inputs[rows:], weight, bias)))
 
 
-def _times_of_rows(left: Tensor, right: Tensor) -> Tensor:
+def _row_times(left: Tensor, right: Tensor) -> Tensor:
     """`left.t() @ right`."""
     rows = _rows_for_onednn(len(left), left.shape[1] * right.shape[1])
     product = _onednn_linear(left[:rows].t(), right[:rows].t(), None)

@@ -38,13 +38,14 @@ POLICY_HEAD_GAIN = 0.01
 
 
 class LogStdRange(NamedTuple):
-    """Log-deviations from outputs of a network: nearly linear in the middle of their range, saturated at its ends.
+    """Log standard deviations from outputs of a network: nearly linear in the middle of their range, saturated at its
+    ends.
 
-    The gradient of a clamp is 0 outside the range: a deviation that left it under a large entropy coefficient would
-    not return.
+    The gradient of a clamp is 0 outside the range: a standard deviation that left it under a large entropy coefficient
+    would not return.
 
     Attributes:
-        middle: log-deviation of the output 0.
+        middle: log standard deviation of the output 0.
         half_range: largest distance from it.
         scale: the output that is one unit of tanh.
     """
@@ -54,11 +55,11 @@ class LogStdRange(NamedTuple):
     scale: float
 
     def limit(self, raw: Tensor) -> Tensor:
-        """Log-deviations from outputs."""
+        """Log standard deviations from outputs."""
         return torch.tanh(raw / self.scale) * self.half_range + self.middle
 
     def raw(self, std: float) -> float:
-        """The output that gives the deviation `std`, clipped to well within the range."""
+        """The output that gives the standard deviation `std`, clipped to well within the range."""
         bend = (math.log(std) - self.middle) / self.half_range
         return self.scale * math.atanh(min(max(bend, -0.99), 0.99))
 
@@ -108,7 +109,8 @@ def needs_encoder(spec: EnvSpec, config: TrainConfig) -> bool:
 
 
 class SacActor(NormalizedModel):
-    """The policy: squashed Gaussians whose deviations depend on the observation, and categorical distributions.
+    """The policy: squashed Gaussians whose standard deviations depend on the observation, and categorical
+    distributions.
 
     An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`); with `use_rnn` a recurrent core is
     between encoder and layer. Its initial weights depend on `config.seed` alone.
@@ -123,7 +125,7 @@ class SacActor(NormalizedModel):
 
     rnn_state_size = 0
     core: Any
-    _is_deviation: Tensor
+    _is_stddev: Tensor
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__(spec.observation, config.normalize_input)
@@ -139,11 +141,11 @@ class SacActor(NormalizedModel):
         has_perceptron = self.encoder is None and isinstance(self.mlp, StackedMlp)
         self.has_passes = type(self) is SacActor and has_perceptron and self.parts.is_plain
         self._log_std_range: LogStdRange = getattr(self.mlp, "log_std_range", LOG_STD_RANGE)
-        positions = list(self.distribution.deviation_positions)
+        positions = list(self.distribution.stddev_positions)
         if positions:
-            is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
-            is_deviation[positions] = True
-            self.register_buffer("_is_deviation", is_deviation, persistent=False)
+            is_stddev = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
+            is_stddev[positions] = True
+            self.register_buffer("_is_stddev", is_stddev, persistent=False)
             self._set_initial_stddev(config.initial_stddev)
         self._add_statistics()
 
@@ -175,7 +177,7 @@ class SacActor(NormalizedModel):
 
     @torch.no_grad()
     def _set_initial_stddev(self, stddev: float) -> None:
-        self.mlp.head_bias[:, list(self.distribution.deviation_positions)] += self._log_std_range.raw(stddev)
+        self.mlp.head_bias[:, list(self.distribution.stddev_positions)] += self._log_std_range.raw(stddev)
 
     def make_exploration(
         self, config: TrainConfig, buffer: InferenceBuffer, num_splits: int, seed: int
@@ -191,7 +193,7 @@ class SacActor(NormalizedModel):
     def array_networks(self) -> ArrayNetworks:
         """Views of the networks, for `ArrayPolicy`."""
         *hidden, head = weights_of(self._layers())
-        return ArrayNetworks((slice(None), hidden), head, self._parameters_of_arrays)
+        return ArrayNetworks((slice(None), hidden), head, self._array_parameters)
 
     def _layers(self) -> Layers:
         """Weight `[out, in]` and bias `[out]` of each layer of the perceptron, the last one included, as views."""
@@ -199,7 +201,7 @@ class SacActor(NormalizedModel):
         *hidden, head = self.mlp.layers()
         return *((layer.weight[0].t(), layer.bias[0, 0]) for layer in hidden), (head.weight[0], head.bias[0, :, 0])
 
-    def _parameters_of_arrays(self, outputs: FloatArray, features: FloatArray, obs: FloatArray) -> FloatArray:
+    def _array_parameters(self, outputs: FloatArray, features: FloatArray, obs: FloatArray) -> FloatArray:
         if not self.is_gaussian:
             return self.distribution.parameter_arrays_of(outputs, None)
         raw = outputs[:, self.distribution.num_parameters // 2 :]  # `LOG_STD_RANGE.limit`, in place
@@ -247,8 +249,8 @@ class SacActor(NormalizedModel):
             mean, raw_log_std = outputs.chunk(2, dim=-1)
             return torch.cat((mean, LOG_STD_RANGE.limit(raw_log_std)), dim=-1)
         parameters = self.distribution.parameters_of(outputs, None, mask)
-        if self.distribution.num_deviations > 0:  # in place of the distribution's own limits
-            parameters = torch.where(self._is_deviation, self._log_std_range.limit(outputs), parameters)
+        if self.distribution.num_stddevs > 0:  # in place of the distribution's own limits
+            parameters = torch.where(self._is_stddev, self._log_std_range.limit(outputs), parameters)
         return parameters
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:

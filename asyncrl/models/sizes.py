@@ -34,7 +34,7 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
     if config.is_off_policy:
         return num_encoder + (widths[-1] + 1) * spec.action.num_parameters
     num_encoders = 1 if config.actor_critic_share_weights else 2
-    num_free = 0 if config.adaptive_stddev else spec.action.num_deviations
+    num_free = 0 if config.adaptive_stddev else spec.action.num_stddevs
     num_outputs = spec.action.num_parameters - num_free + 1
     return num_encoders * num_encoder + (widths[-1] + 1) * num_outputs + num_free
 

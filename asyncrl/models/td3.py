@@ -25,7 +25,7 @@ class DeterministicActor(SacActor):
         """A certain action; raises `UsageError` for actions with choices."""
         if spec.action.num_logits > 0:
             raise UsageError(f"--algo=td3 needs continuous actions, and {spec.env_id} has {spec.action}.")
-        return Deterministic(spec.action.num_deviations)
+        return Deterministic(spec.action.num_stddevs)
 
     def parameters_of(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Actions before tanh `[B, A]`, the network's outputs."""

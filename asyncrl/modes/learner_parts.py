@@ -73,7 +73,7 @@ class LearnerParts:
         is_resumed = setup.resume_from is not None and saved is not None
         elapsed_s = float(saved.scalars["elapsed_s"]) if saved is not None and is_resumed else 0.0
         # Policies may have saved at different times, or not at all, and end at the same one.
-        starts = (path for path, _ in setup.starts_of_policies if path is not None)
+        starts = (path for path, _ in setup.policy_starts if path is not None)
         elapsed_s = max([elapsed_s, *(float(load_state(path)["elapsed_s"]) for path in starts)])
         # Only rank 0 is sure to have a checkpoint.
         elapsed_s = float(ranks.take_from_first(torch.tensor(elapsed_s, dtype=torch.float64, device=device)))
@@ -224,7 +224,7 @@ def build_replay_loop(
     if config.normalize_rewards:
         return_scale = ReturnScale(stripes, critic_kind(config).largest_return, ranks)
     limiter_type: Any = imported(plan.remote.limiter)
-    limiter: ReplayLimiter = limiter_type.of_plan(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
+    limiter: ReplayLimiter = limiter_type.from_plan(ReplayLimits(setup.arena), replay, stripes, plan, most_env_steps)
     if saved is not None:
         begin_with(learner, saved)
         if return_scale is not None and saved.is_whole:

@@ -29,7 +29,7 @@ def memory_text(needed: int, free: int) -> str:
     )
 
 
-def warn_of_large_observations(
+def warn_about_large_observations(
     plan: ResourcePlan, spec: EnvSpec, name: str, num_rows: int, smaller: tuple[str, ...]
 ) -> Iterator[Problem]:
     """Warns if the observations that a run holds in any case are unusually large.

@@ -143,7 +143,7 @@ class ProcessRoles(Roles):
     def serial(self, setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
         plan = setup.plan
         learners = [
-            self.learner(setup.of_policy(policy_idx), waker, [waker] * plan.num_workers, look)
+            self.learner(setup.for_policy(policy_idx), waker, [waker] * plan.num_workers, look)
             for policy_idx in range(plan.num_policies)
         ]
         wakers = [waker] * plan.num_policies
@@ -231,7 +231,7 @@ def build_env_groups(setup: RunSetup, worker_idx: int) -> dict[int, HostEnvGroup
             setup.seed_steps,
             failures,
             setup.config.maps_policies,
-            [WeightsChannel(setup.of_opponent(number).arena) for number in range(plan.num_opponents)],
+            [WeightsChannel(setup.for_opponent(number).arena) for number in range(plan.num_opponents)],
         )
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }

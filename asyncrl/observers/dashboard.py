@@ -39,7 +39,7 @@ _LEARNING = {
     "train/clip_fraction": "clip fraction",
     "train/explained_variance": "explained variance",
     "train/entropy": "entropy",
-    "train/std": "deviation",
+    "train/std": "standard deviation",
     "train/ent_coef": "entropy coefficient",
     "train/grad_norm": "gradient norm",
     "train/learning_rate": "learning rate",

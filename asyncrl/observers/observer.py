@@ -24,7 +24,7 @@ import asyncrl.processes.one_blas_thread  # noqa: F401
 from asyncrl.buffers.control import PolicyChange, RunControl, TrainingInfo
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.errors import UsageError
-from asyncrl.config.fixed_settings import digest_of_fixed
+from asyncrl.config.fixed_settings import fixed_settings_digest
 from asyncrl.config.flags import nearest
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
@@ -175,7 +175,7 @@ class Run:
         draws_on_terminal: whether an observer draws there, so that messages must go through `say`.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest message to environments, pickled.
-        configs_of_policies: the same as `config` of each of several policies.
+        policy_configs: the same as `config` of each of several policies.
         weights: the published weights of each policy, while the roles run.
     """
 
@@ -201,7 +201,7 @@ class Run:
         self._told_lock = threading.Lock()
         self._observers = list(observers)
         self._listeners: dict[str, tuple[Observer, ...]] = {}
-        self.configs_of_policies: list[TrainConfig] = []
+        self.policy_configs: list[TrainConfig] = []
         self.weights: list[WeightsChannel] = []
         self._requests: queue.SimpleQueue[Callable[[RunControl], None]] = queue.SimpleQueue()
         self._changes: dict[int, PolicyChange] = {}  # of each policy, not yet sent
@@ -234,7 +234,7 @@ class Run:
 
     def config_of(self, policy_idx: int) -> TrainConfig:
         """The settings of a policy, with the current values of hyperparameters that were changed."""
-        return self.configs_of_policies[policy_idx] if self.configs_of_policies else self.config
+        return self.policy_configs[policy_idx] if self.policy_configs else self.config
 
     def set_hyperparameters(self, new_values: Hyperparameters, policy_idx: int | None = None) -> None:
         """Gives the learner new values; of several policies that of one policy, or all.
@@ -244,7 +244,7 @@ class Run:
         Raises:
             UsageError: a value is out of range, or this run does not use the setting.
         """
-        all_policies = range(max(1, len(self.configs_of_policies)))
+        all_policies = range(max(1, len(self.policy_configs)))
         policies = all_policies if policy_idx is None else [policy_idx]
         for idx in policies:
             new_values.check(self.config_of(idx))
@@ -253,25 +253,28 @@ class Run:
         for idx in policies if new_values.changes() else ():
             self.change_policy(idx, PolicyChange(new_values))
 
-    def take_over(self, policy_idx: int, source_idx: int) -> None:
+    def adopt_weights(self, policy_idx: int, source_idx: int) -> None:
         """Lets a policy continue with the newest weights and statistics of another one, from its next dataset on.
 
         Raises:
             UsageError: the run has no such policies, or they have different models.
         """
-        text, count = f"Policy {policy_idx} cannot take over policy {source_idx}", len(self.configs_of_policies)
+        text, count = f"Policy {policy_idx} cannot take over policy {source_idx}", len(self.policy_configs)
         if count == 0:
             raise UsageError(f"{text}: the run has one policy (--num_policies).")
         if not {policy_idx, source_idx} <= set(range(count)):
             raise UsageError(f"{text}: the run's policies are 0 to {count - 1}.")
-        if self.spec.spaces or len({digest_of_fixed(self.config_of(idx)) for idx in (policy_idx, source_idx)}) > 1:
+        if (
+            self.spec.spaces
+            or len({fixed_settings_digest(self.config_of(idx)) for idx in (policy_idx, source_idx)}) > 1
+        ):
             raise UsageError(f"{text}: they have different models.")
         self.change_policy(policy_idx, PolicyChange(Hyperparameters(), source_idx))
 
     def change_policy(self, policy_idx: int, change: PolicyChange) -> None:
         """Sends a change to the learner of a policy, together with what was not sent yet."""
-        if self.configs_of_policies:
-            self.configs_of_policies[policy_idx] = change.new_values.apply_to(self.configs_of_policies[policy_idx])
+        if self.policy_configs:
+            self.policy_configs[policy_idx] = change.new_values.apply_to(self.policy_configs[policy_idx])
         else:
             self.config = change.new_values.apply_to(self.config)
         with self._changes_lock:
@@ -317,7 +320,7 @@ class Run:
             text = f"{self.spec.env_id} has no reward shaping {', '.join(map(repr, unknown))}"
             raise UsageError(f"{text}; it has: {', '.join(defaults) or 'none'}.")
         with self._told_lock:
-            shapings = list(self._told.reward_shaping) or [defaults] * max(1, len(self.configs_of_policies))
+            shapings = list(self._told.reward_shaping) or [defaults] * max(1, len(self.policy_configs))
             shapings[policy_idx] = {**defaults, **shaping}
             self._tell(self._told._replace(reward_shaping=tuple(shapings)))
 
@@ -363,7 +366,7 @@ class Run:
             self._requests.get()(control)
         if self._changes:
             with self._changes_lock:
-                for policy_idx, learner in enumerate(control.of_learners):
+                for policy_idx, learner in enumerate(control.learner_controls):
                     if policy_idx in self._changes and learner.has_taken_change:
                         learner.send_change(self._changes.pop(policy_idx))
         info = self.training_info

@@ -239,7 +239,7 @@ class ChildProcess:
         """Descriptor that becomes ready when the process ends."""
         return self.process.sentinel if self._pidfd is None else self._pidfd
 
-    def take_outcome(self) -> ChildResult | ChildFailure | None:
+    def poll_result(self) -> ChildResult | ChildFailure | None:
         """Returns the outcome of the child, None while it runs.
 
         A process that ended without a message gets a failure that describes its exit.
@@ -356,7 +356,7 @@ class ProcessManager:
         start_loading_modules(self._context)
         outcomes = []
         for name, child in list(self._running.items()):
-            outcome = child.take_outcome()
+            outcome = child.poll_result()
             if outcome is not None:
                 outcomes.append(outcome)
                 self._ended[name] = self._running.pop(name)

@@ -127,7 +127,7 @@ class AgentsEnvGroup(HostEnvGroup):
             num_steps += 1
             self._steps[env_idx] += 1
             rows.is_env_step[first + int(is_counted[columns].argmax())] = True
-            self._take_in(env_idx, env, state, rows)
+            self._write_step(env_idx, env, state, rows)
             if state.is_over:
                 if rows.truncated[columns].any():
                     self._is_over[env_idx] = True
@@ -182,7 +182,7 @@ class AgentsEnvGroup(HostEnvGroup):
         self._store(env_idx, state, "step")
         return state
 
-    def _take_in(self, env_idx: int, env: AgentsEnv, state: AgentsState, rows: StepRows) -> None:
+    def _write_step(self, env_idx: int, env: AgentsEnv, state: AgentsState, rows: StepRows) -> None:
         """Writes what a step led to for each agent, and the agents' places in the next row."""
         begun = []
         for place, name in enumerate(self._names):
@@ -197,7 +197,7 @@ class AgentsEnvGroup(HostEnvGroup):
                     self._end_episode(env_idx, column, name, state.extra_stats[place])
                     rows.terminated[column] = state.terminated[place]
                     rows.truncated[column] = state.truncated[place] and not env.resets_itself
-                    self._note_cut(column, place, env, state)
+                    self._record_cut(column, place, env, state)
                     if state.truncated[place] and env.resets_itself:
                         rows.valid[column] = False
                         if rows.idle is not None:
@@ -212,7 +212,7 @@ class AgentsEnvGroup(HostEnvGroup):
         if begun and (self.policies is not None or self._training_info.reward_shaping):
             self._begin_next_episodes(begun)
 
-    def _note_cut(self, column: int, place: int, env: AgentsEnv, state: AgentsState) -> None:
+    def _record_cut(self, column: int, place: int, env: AgentsEnv, state: AgentsState) -> None:
         """Notes a truncated agent that waits: it has no final observation, or in lists no action in this row."""
         if state.truncated[place]:
             num_rows, is_lost = int(self._num_rows[column]), int(env.resets_itself)
@@ -231,7 +231,7 @@ class AgentsEnvGroup(HostEnvGroup):
         is_dropped = False
         if isinstance(trouble, NotFinite) and self.failures is not None:
             steps = int(self._num_rows[columns].max())
-            is_dropped = not self.failures.note_not_finite(trouble, steps)
+            is_dropped = not self.failures.record_not_finite(trouble, steps)
         for column in np.flatnonzero(self._is_present[columns]) + columns.start:
             num_rows = int(self._num_rows[column])
             self.lost.append(LostStep(int(column), num_rows, has_failed=not is_dropped))
@@ -255,7 +255,7 @@ class AgentsEnvGroup(HostEnvGroup):
         self._moves[columns] = state.moves
         self._returns[columns] = self._lengths[columns] = self._num_rows[columns] = 0
         if self.policies is not None:
-            self.policies.note_reset(position)
+            self.policies.record_reset(position)
         if self.policies is not None or self._training_info.reward_shaping:
             self._begin_episodes(first + place for place, is_present in enumerate(state.is_present) if is_present)
 

@@ -90,4 +90,4 @@ def _make_first(make: Callable[[], Any], env_idx: int, failures: FailureLog) -> 
         except ENVIRONMENT_EXCEPTIONS as error:
             trouble = EnvironmentCallFailed(env_idx, 0, "failed when it was made")
             trouble.__cause__ = error
-            failures.note_failure(trouble)
+            failures.record_failure(trouble)

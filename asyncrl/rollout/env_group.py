@@ -26,7 +26,7 @@ from asyncrl.envs.interface import (
     give_reward_shaping,
     give_training_info,
     numbers_at_end,
-    problem_of_step,
+    step_problem,
     without_bookkeeping,
 )
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, store_rounded
@@ -99,10 +99,10 @@ class EnvironmentGroup(ABC):
         lost, self.lost = self.lost, []
         return lost
 
-    def note_dropped(self, num_samples: int) -> None:
+    def record_dropped(self, num_samples: int) -> None:
         """Counts samples that were invalidated after they had been collected."""
         if self.failures is not None:
-            self.failures.note_dropped(num_samples)
+            self.failures.record_dropped(num_samples)
 
     def set_training_info(self, info: TrainingInfo) -> None:
         """Calls `set_training_info` of the environments that have it, and of those that are recreated later.
@@ -192,7 +192,7 @@ class EnvironmentGroup(ABC):
         if policy_idx is not None:
             self._episodes.append(EpisodeRecord(episode_return, length, extra_stats, policy_idx, told))
         if self.failures is not None:
-            self.failures.note_episode(self._first_env_idx + env)
+            self.failures.record_episode(self._first_env_idx + env)
 
     def _call_failed(self, env: int, call: str, error: BaseException) -> EnvironmentCallFailed:
         failed = EnvironmentCallFailed(self._first_env_idx + env, self._steps_made(env), f"failed in {call}")
@@ -266,7 +266,7 @@ class HostEnvGroup(EnvironmentGroup):
             if trouble is not None:
                 if self.failures is None:
                     raise trouble
-                self.failures.note_failure(trouble)
+                self.failures.record_failure(trouble)
                 self._num_recreated += 1
             try:
                 if trouble is not None:
@@ -399,7 +399,7 @@ class EnvGroup(HostEnvGroup):
 
     def _wrong_result(self, env: int, result: Any, error: Exception) -> EnvironmentTrouble:
         """What to say of a result of `step` that cannot be read: `error` was raised by reading it."""
-        problem = problem_of_step(result, is_end=True)
+        problem = step_problem(result, is_end=True)
         if problem is None:
             return self._call_failed(env, "step", error)
         return WrongResult(self._first_env_idx + env, self._steps_made(env), "returned a wrong value", problem)
@@ -413,7 +413,7 @@ class EnvGroup(HostEnvGroup):
             trouble = self._not_finite(env, floats[env], reward)
             if self.failures is None:
                 raise trouble
-            has_failed = self.failures.note_not_finite(trouble, self.lost[-1].episode_steps)
+            has_failed = self.failures.record_not_finite(trouble, self.lost[-1].episode_steps)
             self._start(env, rows.next_obs, trouble if has_failed else None)
 
     def _recreate(self, position: int) -> None:

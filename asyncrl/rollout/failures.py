@@ -116,12 +116,12 @@ class FailureLog:
         self._last_failure: dict[int, _LastFailure] = {}  # by environment
         self._counts: dict[tuple[object, ...], _KindCount] = {}
 
-    def note_episode(self, env_idx: int) -> None:
+    def record_episode(self, env_idx: int) -> None:
         """Records that an environment has finished an episode, so environments work in principle."""
         self._drops_in_a_row.pop(env_idx, None)
         self._control.has_finished_episode = True
 
-    def note_failure(self, trouble: EnvironmentTrouble) -> None:
+    def record_failure(self, trouble: EnvironmentTrouble) -> None:
         """Counts a failure after which the environment is recreated.
 
         Raises:
@@ -162,7 +162,7 @@ class FailureLog:
         self._last_failure[trouble.env_idx] = _LastFailure(trouble.kind, trouble.step, num_steps, in_a_row)
         return in_a_row >= FATAL_IN_A_ROW
 
-    def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
+    def record_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
         """Counts a step that is dropped; True if the environment must be recreated: all its recent episodes began so.
 
         Args:
@@ -186,7 +186,7 @@ class FailureLog:
             self.warn(f"{trouble}{others}; the step is dropped and the environment is reset (--nan_policy=drop)")
         return in_a_row > _MOST_DROPS_IN_A_ROW
 
-    def note_dropped(self, num_samples: int) -> None:
+    def record_dropped(self, num_samples: int) -> None:
         """Counts samples that are not trained on."""
         self._num_dropped += num_samples
 

@@ -67,7 +67,7 @@ class PolicyMapping:
         """[C], whether the policy of a column trains on its rows."""
         return self.policy_idx < self._num_policies
 
-    def note_reset(self, env: int) -> None:
+    def record_reset(self, env: int) -> None:
         """Notes that an environment of the split was reset: the next episodes of all its agents are of another game."""
 
     def take_notes(self) -> Sequence[object]:

@@ -139,7 +139,7 @@ class SlotSink:
             first = max(0, row - lost.episode_steps)
             if lost.has_failed:
                 samples = slots.valid[slot, first:row, lost.env]
-                self._group.note_dropped(int(samples.sum()))
+                self._group.record_dropped(int(samples.sum()))
                 samples[:] = False
             if first < row:
                 slots.truncated[slot, row - 1, lost.env] = True
@@ -203,7 +203,7 @@ class PooledSlots:
         self._unpublished = [channel for channel in self._unpublished if channel.num_publications == 0]
         slot = None if self._unpublished else self._pools[split_idx].find_free()
         if slot is not None:
-            self._groups[split_idx].note_dropped(self._slots.refill(slot, split_idx))
+            self._groups[split_idx].record_dropped(self._slots.refill(slot, split_idx))
         return slot
 
     def complete(self, slot: int) -> None:

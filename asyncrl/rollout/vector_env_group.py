@@ -195,8 +195,8 @@ class VectorEnvGroup(HostEnvGroup):
         has_failed = True
         if isinstance(trouble, NotFinite):
             env = trouble.env_idx - self._first_env_idx
-            has_failed = self.failures.note_not_finite(trouble, lengths[env])
-            self.note_dropped(num_samples - 1)
+            has_failed = self.failures.record_not_finite(trouble, lengths[env])
+            self.record_dropped(num_samples - 1)
         rows.reward[:] = 0.0
         rows.terminated[:] = rows.truncated[:] = rows.valid[:] = False
         self.lost.extend(LostStep(env, length, has_failed) for env, length in enumerate(lengths))

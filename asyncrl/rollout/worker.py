@@ -54,7 +54,7 @@ class RolloutWorkerBase:
         self._skipped_steps = self._skipped_steps_reported = 0
         self.num_training_infos = 0
 
-    def note_training(self, metrics: UpdateMetrics | None, skipped_steps: int) -> None:
+    def record_training(self, metrics: UpdateMetrics | None, skipped_steps: int) -> None:
         """Adds training metrics to the next report, for workers that train.
 
         Args:

@@ -122,18 +122,18 @@ def run(
     if spec is not None:
         problems += _spec_problems(config, plan, spec)
         has_source = "init_from" not in _names(name_problems)
-        source_problems = resuming.find_problems_of_source(config, spec) if has_source else []
+        source_problems = resuming.find_source_problems(config, spec) if has_source else []
         problems += source_problems
         if not resume_problems:
-            problems += resuming.find_problems_of_checkpoint(config, spec)
+            problems += resuming.find_checkpoint_problems(config, spec)
         warnings += find_spec_warnings(config, plan, spec)
         policies = [config] * plan.num_policies
         try:
             if "policies" not in _names(name_problems) | _names(found):
-                policies = [config.of_policy(idx) for idx in range(plan.num_policies)]
+                policies = [config.for_policy(idx) for idx in range(plan.num_policies)]
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
-            problems += _key_problems_of_policies(policies, specs)
-            rank_bytes = _size_of_rank(config, plan, spec, specs, policies)
+            problems += _policy_key_problems(policies, specs)
+            rank_bytes = _rank_size(config, plan, spec, specs, policies)
         except Exception as error:
             problems += _network_problems(error, [config, *policies], _names(name_problems), _names(problems))
         else:
@@ -144,7 +144,7 @@ def run(
             else:
                 warnings += _tight_memory(plan, needed, free)
             if not source_problems and not {"init_from", "policies"} & _names([*name_problems, *problems]):
-                misfits, notes = resuming.find_misfits_of_source(config, spec)
+                misfits, notes = resuming.find_source_misfits(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
     loaded = dataclasses.replace(loaded, config=config)
     return Preflight(loaded, plan, spec, tuple(problems), tuple(warnings), env.failure, needed, free)
@@ -218,7 +218,7 @@ def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> It
     yield from _image_problems(config, spec)
 
 
-def _size_of_rank(
+def _rank_size(
     config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, specs: Sequence[EnvSpec], policies: Sequence[TrainConfig]
 ) -> int:
     """Bytes that one rank needs. Makes networks of the user."""
@@ -341,7 +341,7 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if (needed == "choice" and not is_choice) or (needed == "continuous" and not is_continuous):
         text = f"--algo={config.algo} needs {kinds[needed]}; {spec.env_id} has {spec.action}."
         return [Problem(("algo", "env"), text, (*(["--algo=sac"] if can_squash(spec.action) else []), "--algo=ppo"))]
-    if spec.action.num_deviations > 0:
+    if spec.action.num_stddevs > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "some bounds are infinite"
     else:
@@ -355,7 +355,7 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     return [Problem((name, "env"), text, (fitting,))]
 
 
-def _key_problems_of_policies(policies: Sequence[TrainConfig], specs: Sequence[EnvSpec]) -> list[Problem]:
+def _policy_key_problems(policies: Sequence[TrainConfig], specs: Sequence[EnvSpec]) -> list[Problem]:
     """The problems of `_key_problems` of each policy, one that several have once."""
     found: dict[str, Problem] = {}
     for policy_idx, (config, spec) in enumerate(zip(policies, specs, strict=True)):

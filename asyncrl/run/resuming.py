@@ -63,7 +63,7 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
         return []
     forbidden = fixed_changes(loaded.saved, loaded.config)
     names = [change.name for change in forbidden]
-    single_changes = _fixed_changes_of_policies(loaded.saved, loaded.config, names)
+    single_changes = _fixed_policy_changes(loaded.saved, loaded.config, names)
     forbidden, names = [*forbidden, *single_changes], [*names, *(["policies"] if single_changes else [])]
     if not forbidden:
         return []
@@ -72,12 +72,12 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     return [Problem(tuple(names), text, fitting)]
 
 
-def _fixed_changes_of_policies(before: TrainConfig, now: TrainConfig, known: Sequence[str]) -> list[Change]:
+def _fixed_policy_changes(before: TrainConfig, now: TrainConfig, known: Sequence[str]) -> list[Change]:
     """Changes of fixed settings of single policies, but for those in `known`, which all policies have."""
     found = []
     for number in sorted({*before.policies, *now.policies}):
         try:
-            own = fixed_changes(before.of_policy(number), now.of_policy(number))
+            own = fixed_changes(before.for_policy(number), now.for_policy(number))
         except UsageError:  # reported where settings are checked
             continue
         found += [
@@ -86,7 +86,7 @@ def _fixed_changes_of_policies(before: TrainConfig, now: TrainConfig, known: Seq
     return found
 
 
-def find_problems_of_checkpoint(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+def find_checkpoint_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     """Why the run's newest checkpoint cannot be resumed with this environment; loads no weights."""
     newest = _newest_to_resume(config)
     if newest is None:
@@ -186,7 +186,7 @@ def resolve_source(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"init_from": str(found)})
 
 
-def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+def find_source_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     """Why a run cannot start from the checkpoints in `init_from`; a resumed run does not read them."""
     if config.init_from is None or _newest_to_resume(config) is not None:
         return []
@@ -202,7 +202,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
             content = checkpoint.load(path)
             before = TrainConfig.from_saved(content.state["config"])
             saved = EnvSpec.from_data(content.state["spec"])
-            if _axes_of_images(saved) != _axes_of_images(own_spec):
+            if _image_axes(saved) != _image_axes(own_spec):
                 _check_spaces(saved, own_spec, path)
         except (checkpoint.CheckpointError, UsageError) as error:
             return [Problem(("init_from",), f"--init_from: {error}")]
@@ -240,8 +240,8 @@ def _changes_of_meaning(before: TrainConfig, now: TrainConfig, spec: EnvSpec) ->
     return found
 
 
-def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Problem], list[Problem]]:
-    """What a run cannot take from the checkpoints in `init_from`, in which `find_problems_of_source` has found nothing.
+def find_source_misfits(config: TrainConfig, spec: EnvSpec) -> tuple[list[Problem], list[Problem]]:
+    """What a run cannot take from the checkpoints in `init_from`, in which `find_source_problems` has found nothing.
 
     Returns:
         A problem for spaces of which no parameter of the policy fits, and a warning for those of which a part fits.
@@ -288,7 +288,7 @@ def _policies(config: TrainConfig, spec: EnvSpec) -> list[tuple[TrainConfig, Env
     found = []
     for policy_idx, own_spec in enumerate(specs_of_policies(spec, config.maps_policies, config.num_policies)):
         try:
-            own = config.of_policy(policy_idx)
+            own = config.for_policy(policy_idx)
         except UsageError:  # reported where settings are checked
             own = config
         found.append((own, own_spec))
@@ -312,7 +312,7 @@ def _newest_to_resume(config: TrainConfig) -> Path | None:
     return checkpoint.latest(folders[0]) if is_resumed else None
 
 
-def _axes_of_images(spec: EnvSpec) -> set[str]:
+def _image_axes(spec: EnvSpec) -> set[str]:
     """Channel axes, without which convolutions of the same shape see something else."""
     return {part.channels for part in spec.observation.parts if part.has_pixels}
 
@@ -327,9 +327,9 @@ def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     images, present_images = (
         [part.name for part in spec.observation.parts if part.has_pixels] for spec in (saved, present)
     )
-    channels = _axes_of_images(saved)
+    channels = _image_axes(saved)
     if images != present_images:
         text += f" The flag --image_keys={','.join(images)} may be missing." if images else ""
-    elif len(channels) == 1 and channels != _axes_of_images(present):
+    elif len(channels) == 1 and channels != _image_axes(present):
         text += f" The flag --image_channels={channels.pop()} may be missing."
     raise UsageError(text)

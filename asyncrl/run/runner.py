@@ -261,7 +261,7 @@ class _ParallelRun:
         worker_wakers = self._local_workers + [waker for waker in self._bridges for _ in range(remote.workers_per_pool)]
         for policy_idx, (name, waker) in enumerate(self._learners.items()):
             others = [*worker_wakers, *self._servers]
-            processes.start(name, _learner_main, setup.of_policy(policy_idx), waker, others)
+            processes.start(name, _learner_main, setup.for_policy(policy_idx), waker, others)
         learner_wakers = list(self._learners.values())
         specs = [
             WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, worker_wakers))
@@ -368,7 +368,7 @@ class _ParallelRun:
         if name == EVALUATION:
             self._send(EvaluationFailed(reason))
             return
-        env_steps = WeightsChannel(self._setup.of_policy(0).arena).newest.env_steps
+        env_steps = WeightsChannel(self._setup.for_policy(0).arena).newest.env_steps
         self._send(VideoReport(str(self._setup.checkpoints.parent / VIDEOS), env_steps, error=reason))
 
 

@@ -303,11 +303,11 @@ class Session:
         else:  # the checkpoint of this rank has its own samples only
             run.start = StartPoint(checkpoint_of(folder.checkpoints, self._before.env_steps), self._before)
         run.config = self._hyperparameters.apply_to(config)
-        run.configs_of_policies = []
+        run.policy_configs = []
         if plan.num_policies > 1:
             starts = self._starts_of_policies or ((None, 0),) * plan.num_policies
-            own_configs = [config.of_policy(idx) for idx in range(plan.num_policies)]
-            run.configs_of_policies = [
+            own_configs = [config.for_policy(idx) for idx in range(plan.num_policies)]
+            run.policy_configs = [
                 load_hyperparameters(path, own).apply_to(own)
                 for (path, _), own in zip(starts, own_configs, strict=True)
             ]
@@ -362,11 +362,11 @@ class Session:
             run.start.checkpoint,
             rank=None if peers is None else peers.address,
             first_env_steps=run.start.env_steps,
-            starts_of_policies=self._starts_of_policies,
+            policy_starts=self._starts_of_policies,
             hyperparameters=self._hyperparameters,
             attempt=self._num_restarts,
         )
-        run.weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(run.plan.num_policies)]
+        run.weights = [WeightsChannel(setup.for_policy(idx).arena) for idx in range(run.plan.num_policies)]
 
         steer = functools.partial(self._steer, stop, monitor)
         try:

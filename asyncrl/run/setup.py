@@ -41,9 +41,9 @@ class RunSetup:
         hyperparameters: changes that observers made before this start, in a resumed run.
         steps_at_restart: environment steps since this start when the process that gets this was restarted; None if it
             was not.
-        policy_idx: of several policies, or one and its opponents, the one that this setup is for (`of_policy`,
-            `of_opponent`); None for the whole run.
-        starts_of_policies: where each of several policies resumes from, and its environment steps before this start.
+        policy_idx: of several policies, or one and its opponents, the one that this setup is for (`for_policy`,
+            `for_opponent`); None for the whole run.
+        policy_starts: where each of several policies resumes from, and its environment steps before this start.
         hyperparameters_of_policies: of each of several policies, as `hyperparameters`.
         attempts: how often the run, and then what runs inside it, was started again: a pool, a process. A successor may
             begin at the same step, so the steps do not tell its seeds from those of the process before.
@@ -60,7 +60,7 @@ class RunSetup:
     hyperparameters: Hyperparameters = NO_CHANGES
     steps_at_restart: int | None = None
     policy_idx: int | None = None
-    starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
+    policy_starts: tuple[tuple[Path | None, int], ...] = ()
     hyperparameters_of_policies: tuple[Hyperparameters, ...] = ()
     attempts: tuple[int, ...] = (0,)
 
@@ -76,7 +76,7 @@ class RunSetup:
         rank: RankAddress | None = None,
         first_env_steps: int | None = None,
         hyperparameters: Hyperparameters | None = None,
-        starts_of_policies: Sequence[tuple[Path | None, int]] = (),
+        policy_starts: Sequence[tuple[Path | None, int]] = (),
         attempt: int = 0,
     ) -> RunSetup:
         """Allocates the arena of a run, all slots free.
@@ -90,7 +90,7 @@ class RunSetup:
             rank: address of this rank; None without torchrun.
             first_env_steps: environment steps of the run before; by default those of the checkpoint.
             hyperparameters: changes that are in effect; by default those of the checkpoint.
-            starts_of_policies: see the class; by default several policies start at step 0.
+            policy_starts: see the class; by default several policies start at step 0.
             attempt: 0 for the first attempt of this session, another number for each that follows a failure.
         """
         if hyperparameters is None:
@@ -99,7 +99,7 @@ class RunSetup:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         mode = mode_of(plan)
         specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
-        sizes = [weights_block_size(own, config.of_policy(idx)) for idx, own in enumerate(specs)]
+        sizes = [weights_block_size(own, config.for_policy(idx)) for idx, own in enumerate(specs)]
         arena = Arena.create(arena_specs(spec, plan, sizes, mode.shared_sizes(spec, config)))
         setup = cls(
             config,
@@ -116,20 +116,20 @@ class RunSetup:
         imported(mode.roles)().prepare(setup)
         if plan.num_policies == 1:
             return setup
-        starts = tuple(starts_of_policies) or ((None, 0),) * plan.num_policies
+        starts = tuple(policy_starts) or ((None, 0),) * plan.num_policies
         changes = tuple(
-            checkpoint.load_hyperparameters(path, config.of_policy(idx)) for idx, (path, _) in enumerate(starts)
+            checkpoint.load_hyperparameters(path, config.for_policy(idx)) for idx, (path, _) in enumerate(starts)
         )
-        return dataclasses.replace(setup, starts_of_policies=starts, hyperparameters_of_policies=changes)
+        return dataclasses.replace(setup, policy_starts=starts, hyperparameters_of_policies=changes)
 
-    def of_policy(self, policy_idx: int) -> RunSetup:
+    def for_policy(self, policy_idx: int) -> RunSetup:
         """The setup of the roles of one policy: its settings and spaces, its part of the arena, its checkpoints."""
         if self.plan.num_policies == 1:
             return dataclasses.replace(self, policy_idx=0) if self.plan.num_opponents > 0 else self
-        resume_from, env_steps = self.starts_of_policies[policy_idx]
+        resume_from, env_steps = self.policy_starts[policy_idx]
         return dataclasses.replace(
             self,
-            config=self.config.of_policy(policy_idx),
+            config=self.config.for_policy(policy_idx),
             spec=specs_of_policies(self.spec, self.config.maps_policies, self.plan.num_policies)[policy_idx],
             arena=self.arena.scoped(policy_prefix(policy_idx)),
             checkpoints=policy_folder(self.checkpoints, policy_idx),
@@ -139,7 +139,7 @@ class RunSetup:
             policy_idx=policy_idx,
         )
 
-    def of_opponent(self, number: int) -> RunSetup:
+    def for_opponent(self, number: int) -> RunSetup:
         """The setup of one opponent, of the policy's settings: its part of the arena."""
         arena = self.arena.scoped(opponent_prefix(number))
         return dataclasses.replace(self, arena=arena, policy_idx=self.plan.num_policies + number)
@@ -160,8 +160,8 @@ class RunSetup:
         num_workers, num_policies = self.plan.num_workers, self.plan.num_policies
         if num_policies == 1 or self.policy_idx is not None:
             return RunControl(self.arena, num_workers)
-        of_policy = [RunControl(self.arena.scoped(policy_prefix(idx)), num_workers) for idx in range(num_policies)]
-        return PoliciesControl(self.arena, num_workers, of_policy)
+        controls = [RunControl(self.arena.scoped(policy_prefix(idx)), num_workers) for idx in range(num_policies)]
+        return PoliciesControl(self.arena, num_workers, controls)
 
     def for_restart(self, number: int) -> RunSetup:
         """The setup of a process that replaces a dead one, for the restart `number` of that process, from 1 on."""

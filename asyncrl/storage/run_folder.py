@@ -141,7 +141,7 @@ class RunFolder:
         return cls(path)
 
     @property
-    def metrics_of_ranks(self) -> list[Path]:
+    def rank_metrics(self) -> list[Path]:
         """The records of each rank of the last start, those of the run first."""
         num_ranks = None
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -170,7 +170,7 @@ class RunFolder:
                     video.unlink()
             if self.metrics.exists():
                 lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-                kept = [line for line in lines if _step_of_record(line) <= env_steps]
+                kept = [line for line in lines if _record_step(line) <= env_steps]
                 if len(kept) < len(lines):
                     write_text_atomically(self.metrics, "".join(kept))
             for path in (self.path / "episodes").glob("*.monitor.csv"):
@@ -295,7 +295,7 @@ def shown_path(path: Path) -> str:
 
 def find_saved_config(train_dir: str, experiment: str) -> Path | None:
     """Returns the config.yaml of a run, None if there is no such run or it has none."""
-    if _problem_of_name(_name_of(train_dir, experiment)):
+    if _name_problem(_name_of(train_dir, experiment)):
         return None
     folder = RunFolder(run_path(train_dir, experiment))
     return folder.config if (folder.path / MARKER).is_file() and folder.config.is_file() else None
@@ -355,7 +355,7 @@ def checked_run_path(train_dir: str, experiment: str) -> Path:
     Raises:
         UsageError: it is not.
     """
-    problem = _problem_of_name(_name_of(train_dir, experiment))
+    problem = _name_problem(_name_of(train_dir, experiment))
     if problem:
         given = Path(experiment).expanduser()
         if "/" in experiment and (given / MARKER).is_file():
@@ -369,7 +369,7 @@ def checked_run_path(train_dir: str, experiment: str) -> Path:
     return path
 
 
-def _problem_of_name(name: str) -> str | None:
+def _name_problem(name: str) -> str | None:
     if not name:
         return "it is empty"
     if "/" in name or "\\" in name:
@@ -400,7 +400,7 @@ def _move_aside(path: Path) -> None:
     path.mkdir()
 
 
-def _step_of_record(line: str) -> int:
+def _record_step(line: str) -> int:
     """Returns the environment steps of a record; of an incomplete last line, more than any run has."""
     try:
         return int(json.loads(line)["env_steps"])

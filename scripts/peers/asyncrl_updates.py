@@ -146,7 +146,7 @@ def make_ppo_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
 
 def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     """Collects one rollout as a Hogwild worker does."""
-    plan = resolve(config).of_one_worker
+    plan = resolve(config).for_one_worker
     slots = TrajectorySlots(Arena.create(arena_specs(spec, plan, num_weights=1)))
     slots.reset()
     model = ActorCritic(spec, config)

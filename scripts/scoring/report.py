@@ -172,9 +172,9 @@ def _heading(results: Results) -> str:
         + ".",
         f"`python {' '.join(provenance['command'])}`",
         f"{seeds}. A score is the mean return of {results.episodes} episodes of a fixed policy with "
-        "drawn actions and frozen statistics, played after training had ended. The training return is the mean of the "
-        "last 100 training episodes; early in a run it is of fewer, and short episodes end first. Seconds count from "
-        "the command, start-up included, unless something else is said. Times are lower medians over seeds, with "
+        "sampled actions and frozen statistics, played after training had ended. The training return is the mean of "
+        "the last 100 training episodes; early in a run it is of fewer, and short episodes end first. Seconds count "
+        "from the command, start-up included, unless something else is said. Times are lower medians over seeds, with "
         f"`{UNKNOWN}` where fewer than half of them reached the return; in brackets how many did, where not all. A run "
         f"ends after {results.limit_s:g} s of training if its steps are not done by then.",
     ]

@@ -32,7 +32,7 @@ def test_of_choices_in_groups_the_critic_with_the_smaller_sum_counts() -> None:
     """Only the sum of a critic is trained: a constant may move from one group to another."""
     log_probs = torch.cat((randn(5, 3).log_softmax(-1), randn(5, 2).log_softmax(-1)), dim=1)
     values, log_prob = randn(2, 5, 5), randn(5)
-    value = sac.soft_value_of_parts(values, log_probs, log_prob, ALPHA, num_groups=2)
+    value = sac.soft_value(values, log_probs, log_prob, ALPHA, num_groups=2)
     for row in range(5):
         sums = [sum(log_probs[row, n].exp() * critic[row, n] for n in range(5)) for critic in values]
         entropy = -sum(log_probs[row, n].exp() * log_probs[row, n] for n in range(5)) - log_prob[row]
@@ -40,7 +40,7 @@ def test_of_choices_in_groups_the_critic_with_the_smaller_sum_counts() -> None:
     moved = values.clone()
     moved[0, :, :3] += 10.0
     moved[0, :, 3:] -= 10.0
-    torch.testing.assert_close(sac.soft_value_of_parts(moved, log_probs, log_prob, ALPHA, num_groups=2), value)
+    torch.testing.assert_close(sac.soft_value(moved, log_probs, log_prob, ALPHA, num_groups=2), value)
 
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-2.0, -1.0), (0.5, 1.0)])

@@ -55,10 +55,10 @@ def test_several_policies_have_weights_and_words_of_their_own() -> None:
         assert len(own.words("ready.1.items")) == 2 * (3 + 3), "each of the worker's slots twice"
     steps = [TrainedSteps(arena, policy_idx, 3) for policy_idx in range(3)]
     assert [each.share for each in steps] == [0, 0, 0]
-    steps[0].note(100, 100)  # the policy of the first agent: each environment step counts in a row of this agent
-    steps[1].note(0, 60)
-    steps[2].note(20, 40)
-    assert [each.share for each in steps] == [60, 36, 24] and steps[1].of_others == 120
+    steps[0].record(100, 100)  # the policy of the first agent: each environment step counts in a row of this agent
+    steps[1].record(0, 60)
+    steps[2].record(20, 40)
+    assert [each.share for each in steps] == [60, 36, 24] and steps[1].env_steps_by_others == 120
     versions = [WeightsChannel(arena.scoped(policy_prefix(policy_idx))).newest.version for policy_idx in range(3)]
     assert versions == [7, 8, 9]
     assert [RunControl(arena.scoped(policy_prefix(policy_idx)), 2).num_saves for policy_idx in range(3)] == [0, 1, 2]

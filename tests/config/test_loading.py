@@ -148,7 +148,7 @@ def test_asynchronous_sac_has_values_for_small_and_large_bodies(
     assert find_warnings(config, plan, loaded.given) == []
     assert plan.hogwild is not None
     assert (plan.hogwild.mode, plan.num_workers) == ("shared", num_workers)
-    own = plan.of_one_worker.replay
+    own = plan.for_one_worker.replay
     assert own is not None
     assert own.warmup_env_steps == warmup_of_one
     assert own.size > 10 * own.warmup_env_steps

@@ -118,11 +118,11 @@ class Agents:
     possible_agents = ("first", "second")
 
     def __init__(self, folder: str) -> None:
-        self._of_first = Drawing(folder)
+        self._first_network = Drawing(folder)
         self._observing = {agent: Box(-1.0, 1.0, (1,)) for agent in self.possible_agents}
         self._acting = {agent: Box(-1.0, 1.0, (1,)) for agent in self.possible_agents}
-        self._of_first.action_space = self._acting["second"]
-        self._of_first.observation_space = Dict({"own": self._observing["second"], "pair": Tuple((BIT, BIT))})
+        self._first_network.action_space = self._acting["second"]
+        self._first_network.observation_space = Dict({"own": self._observing["second"], "pair": Tuple((BIT, BIT))})
 
     def observation_space(self, agent: str) -> Space[Any]:
         return self._observing[agent]
@@ -132,11 +132,11 @@ class Agents:
 
     def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         self.agents = list(self.possible_agents)
-        self._of_first.reset(seed=seed)
+        self._first_network.reset(seed=seed)
         return self._of_all(np.zeros(1, np.float32)), self._of_all({})
 
     def step(self, actions: Any) -> tuple[Any, ...]:
-        over = self._of_first.step(None)[2]
+        over = self._first_network.step(None)[2]
         obs, rewards, ends, no_ends, infos = map(self._of_all, (np.zeros(1, np.float32), 0.0, over, False, {}))
         if over:
             self.agents = []

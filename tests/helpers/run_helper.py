@@ -155,7 +155,7 @@ def run(
     *,
     recorded: bool = False,
     resume_from: Path | None = None,
-    starts_of_policies: Sequence[tuple[Path | None, int]] = (),
+    policy_starts: Sequence[tuple[Path | None, int]] = (),
     spec: EnvSpec | None = None,
     **settings: Any,
 ) -> FinishedRun:
@@ -166,7 +166,7 @@ def run(
         mode: one of `MODES`.
         env: a class of `probe_envs`, or any registered id.
         resume_from: the checkpoint that the run goes on from.
-        starts_of_policies: checkpoint and environment steps of each of several policies.
+        policy_starts: checkpoint and environment steps of each of several policies.
         recorded: keep every dataset; the learner's publications then take their time.
         spec: what the environment is, if it is known.
         settings: what differs from `SMALL`.
@@ -179,9 +179,7 @@ def run(
     assert not problems, problems
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)
-    setup = RunSetup.create(
-        config, plan, spec, folder / "checkpoints", resume_from, starts_of_policies=starts_of_policies
-    )
+    setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from, policy_starts=policy_starts)
     try:
         outcome = _run(setup, recorded, folder, reports)
     finally:
@@ -337,7 +335,7 @@ def recording(folder: Path) -> Iterator[None]:
 
 
 def mean_return(finished: FinishedRun, episodes: int = 40) -> float:
-    """The mean return of the trained policy's most likely actions."""
+    """The mean return of the trained policy's deterministic actions."""
     assert finished.outcome.checkpoint is not None
     policy = load_policy(Path(finished.outcome.checkpoint))
     return evaluate(policy, episodes=episodes, deterministic=True).mean_reward

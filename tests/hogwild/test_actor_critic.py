@@ -349,7 +349,7 @@ def test_each_step_of_ppo_is_a_turn_so_long_training_is_no_hang() -> None:
 def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
     combined = {"num_gradients_to_combine": 1} if mode == "gradients" else {}
     pair = Pair(hogwild_mode=mode, train_for_env_steps=10**9, **combined)
-    pair.server._settle_s = 30.0
+    pair.server._flush_s = 30.0
     is_over = threading.Event()
 
     def work() -> None:
@@ -362,7 +362,7 @@ def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
     for _ in range(5):
         pair.server.train_once(0.01)
     began = time.monotonic()
-    pair.server.settle()
+    pair.server.flush()
     assert time.monotonic() - began < 20.0
     assert pair.server._clock.have_all_finished
     num_steps = pair.shared.num_steps
@@ -393,7 +393,7 @@ def test_gradients_that_are_too_few_for_a_step_make_one_at_the_end() -> None:
     pair.workers[1].poll()
     for worker in pair.workers:
         worker._clock.finish(worker.worker_idx)
-    pair.server.settle()
+    pair.server.flush()
     assert pair.shared.num_steps == 2
     assert pair.server._combiner._places.ready_places() == []
     pair.close()
@@ -446,7 +446,7 @@ def test_the_parameter_server_of_a_resumed_run_changes_no_value(tmp_path: Path, 
 
 def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
     pair = Pair(train_for_env_steps=12)
-    pair.server._settle_s = 30.0
+    pair.server._flush_s = 30.0
     first, slow = pair.workers
     step, has_begun = slow._split.group.step, threading.Event()
 
@@ -466,7 +466,7 @@ def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
     has_begun.wait()
     while first.poll() == 0.0:
         pass
-    pair.server.settle()
+    pair.server.flush()
     assert pair.server.env_steps == 24
     report = pair.server.take_report()
     assert report.num_updates == sum(pair.shared.steps) == 2
@@ -562,14 +562,14 @@ def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted
         finish_rollout(pair, other)
         is_at_copy = not steps and mode != "shared"  # the first step is at the copy that has acted
         weights = learner._flat.data.clone() if is_at_copy else torch.from_numpy(pair.shared.value.copy())
-        figures, log_ratio = take_step(batch, learning_rate)
+        step_metrics, log_ratio = take_step(batch, learning_rate)
         valid = torch.from_numpy(worker._slots.valid[0])
         stored = torch.from_numpy(worker._slots.log_prob[0])[valid]
         torch.testing.assert_close(batch.log_prob.sort().values, stored.sort().values)
         expected = gradient_of_ppo(pair, weights, (0.0, 1.0), batch)
         torch.testing.assert_close(learner._gradient, expected, rtol=1e-3, atol=1e-5)
         steps.append(float(log_ratio.abs().max()))
-        return figures, log_ratio
+        return step_metrics, log_ratio
 
     learner._take_step = step_after_others
     finish_rollout(pair, worker)

@@ -51,7 +51,7 @@ class Server:
 def test_who_waits_for_the_last_workers_has_told_them_all_steps_of_the_run() -> None:
     own = Server(combines=True)
     own.env_steps = 700
-    own.server.settle()
+    own.server.flush()
     assert own.looks[0] == 2 and own.published[1] == (0, 700)
 
 

@@ -160,7 +160,7 @@ def test_after_an_update_was_computed_twice_the_lock_is_taken_first_while_others
 
     def pull() -> None:
         events.append("pull")
-        meter.note_pull(meter.num_by_others)
+        meter.record_pull(meter.num_by_others)
 
     def compute() -> None:
         events.append("compute")

@@ -74,7 +74,7 @@ def test_it_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, 
             torch.testing.assert_close(found, getattr(expected, name), atol=2e-5, rtol=1e-5)
         parameters, action = (torch.from_numpy(array) for array in (result.action_parameters, result.action))
         log_prob = model.distribution.log_prob(parameters, action)
-        tolerance = 1e-4 if "algo" in settings else 2e-5  # deviations of SAC may be small beside the means
+        tolerance = 1e-4 if "algo" in settings else 2e-5  # standard deviations of SAC may be small beside the means
         torch.testing.assert_close(torch.from_numpy(result.log_prob), log_prob, atol=tolerance, rtol=tolerance / 2)
         assert result.action.dtype == (np.int64 if spec is CHOICE else np.float32)
         assert {array.dtype for array in result[1:4]} == {np.dtype(np.float32)}

@@ -51,7 +51,7 @@ VARIANTS = st.fixed_dictionaries(
         "nonlinearity": st.sampled_from(["tanh", "relu", "elu"]),
         "encoder_mlp_layers": st.sampled_from([[8, 6], [9], []]),
         "adaptive_stddev": st.booleans(),
-        "initial_stddev": st.sampled_from([0.3, 1.0, 200.0]),  # the last is beyond the range of deviations
+        "initial_stddev": st.sampled_from([0.3, 1.0, 200.0]),  # the last is beyond the range of standard deviations
         "algo": st.sampled_from(["ppo", "a2c"]),
         "with_vtrace": st.booleans(),
         "ppo_clip_ratio": st.sampled_from([0.02, 0.3]),
@@ -164,15 +164,15 @@ def test_steps_in_arrays_are_those_of_autograd(spec: EnvSpec, variant: dict[str,
         for learner, steps in zip((arrays, autograd), noted, strict=True):
             learner.publication()
             metrics.append(train_noting(learner, dataset, steps))
-        for (figures, log_ratio), (expected, expected_ratio) in zip(*noted, strict=True):
-            torch.testing.assert_close(figures, expected, rtol=2e-4, atol=2e-6)
+        for (step_metrics, log_ratio), (expected, expected_ratio) in zip(*noted, strict=True):
+            torch.testing.assert_close(step_metrics, expected, rtol=2e-4, atol=2e-6)
             torch.testing.assert_close(log_ratio, expected_ratio, rtol=1e-4, atol=2e-5)
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-3, abs=1e-5)
     assert_same(arrays, autograd)
 
 
 def train_noting(learner: OnPolicyLearner, dataset: Dataset, steps: list[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Trains, and notes figures and log-ratios of each step."""
+    """Trains, and notes metrics and log-ratios of each step."""
     take_step = learner._take_step
 
     def noting(batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
@@ -196,8 +196,8 @@ def test_every_instruction_set_computes_the_same(spec: EnvSpec, layers: list[int
     whole = prepare_same(arrays, autograd).at(torch.arange(100) % NUM_COLUMNS)
     for size in (100, 1, 33):
         batch = whole.at(torch.arange(size))
-        figures = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
-        torch.testing.assert_close(*figures, rtol=1e-4, atol=2e-6)
+        step_metrics = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
+        torch.testing.assert_close(*step_metrics, rtol=1e-4, atol=2e-6)
     assert_same(arrays, autograd)
 
 
@@ -208,8 +208,8 @@ def test_wide_layers_and_minibatches_of_changing_size_are_the_same_too(shared: b
     whole = prepare_same(arrays, autograd).at(torch.arange(100) % NUM_COLUMNS)
     for size in (100, 3, 1, 64):
         batch = whole.at(torch.arange(size))
-        figures = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
-        torch.testing.assert_close(*figures, rtol=1e-4, atol=2e-6)
+        step_metrics = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
+        torch.testing.assert_close(*step_metrics, rtol=1e-4, atol=2e-6)
     assert_same(arrays, autograd)
 
 
@@ -245,8 +245,8 @@ def test_steps_that_are_not_finite_are_left_out_as_by_autograd(
         learner._take_step(batch, 1e-3)
         before, count = learner._flat.data.clone(), learner._optimizer.steps[0].clone()
         moments = learner._optimizer.exp_avgs[0].clone(), learner._optimizer.exp_avg_sqs[0].clone()
-        figures, _ = learner._take_step(make_bad(batch), 1e-3)
-        assert not torch.isfinite(figures[0] + figures[-1])
+        step_metrics, _ = learner._take_step(make_bad(batch), 1e-3)
+        assert not torch.isfinite(step_metrics[0] + step_metrics[-1])
         assert torch.equal(learner._flat.data, before) and torch.equal(learner._optimizer.steps[0], count)
         assert torch.equal(learner._optimizer.exp_avgs[0], moments[0])
         assert torch.equal(learner._optimizer.exp_avg_sqs[0], moments[1])

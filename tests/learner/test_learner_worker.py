@@ -137,7 +137,7 @@ def test_with_a_fixed_lag_weights_go_out_between_two_whole_datasets_only(tmp_pat
         *(("take", 0), ("collect", DATASET), ("publish", 0), "begin", ("train", 0), ("release", DATASET)),
         *(("take", 8), ("collect", DATASET), ("publish", 8), "begin", ("train", 100), ("release", DATASET)),
     ]
-    fakes.trainer.settle()  # the final evaluation is of what was published last
+    fakes.trainer.flush()  # the final evaluation is of what was published last
     assert fakes.log[-1][:2] == ("publish", 16)
 
 

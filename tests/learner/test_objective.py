@@ -129,7 +129,7 @@ def test_the_decoupled_loss_is_that_of_the_paper_in_every_pass(spec: EnvSpec) ->
     before = learner.model(*inputs).action_parameters.detach()
     weight = (distribution.log_prob(before, action) - dataset.log_prob[at]).exp().clamp(max=1.1)
     assert (weight == 1.1).any() and weight.min() < 0.9
-    figures = []
+    step_metrics = []
 
     def note(is_last: bool = False) -> None:
         present = learner.model(*inputs).action_parameters
@@ -141,13 +141,13 @@ def test_the_decoupled_loss_is_that_of_the_paper_in_every_pass(spec: EnvSpec) ->
         norm = torch.cat([gradient.flatten() for gradient in gradients if gradient is not None]).norm()
         clipped = ((ratio - 1.0).abs() > 0.02).float().mean()
         approx_kl = (ratio - 1.0 - log_ratio).mean()
-        figures.append([float(figure.detach()) for figure in (policy_loss, kl_loss, norm, clipped, approx_kl)])
+        step_metrics.append([float(metric.detach()) for metric in (policy_loss, kl_loss, norm, clipped, approx_kl)])
 
     note()
     metrics = train_on(learner, dataset, 0, note)
     assert metrics is not None
     found = [metrics.policy_gradient_loss, metrics.kl_loss, metrics.grad_norm, metrics.clip_fraction, metrics.approx_kl]
-    expected = torch.tensor(figures[:2]).mean(0)
+    expected = torch.tensor(step_metrics[:2]).mean(0)
     assert 0.0 < expected[3] < 0.5, "some ratios are clipped in the second pass"
     torch.testing.assert_close(torch.tensor(found), expected, rtol=2e-3, atol=1e-6)
     assert metrics.effective_sample_size == pytest.approx(float(weight.mean() ** 2 / weight.square().mean()), rel=1e-4)

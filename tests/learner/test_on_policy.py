@@ -21,7 +21,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
-from asyncrl.algorithms.losses import FIGURES, Samples, vtrace
+from asyncrl.algorithms.losses import STEP_METRICS, Samples, vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.hyperparameters import Hyperparameters
@@ -344,7 +344,7 @@ def test_clip_range_and_entropy_change_linearly(
     found, expected = (dataclasses.astuple(train_on(each, dataset, env_steps)) for each in (scheduled, constant))
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(scheduled.publication(), constant.publication(), rtol=1e-4, atol=1e-6)
-    assert expected[FIGURES.index("entropy_loss")] < 0.0 or entropy == 0.0
+    assert expected[STEP_METRICS.index("entropy_loss")] < 0.0 or entropy == 0.0
 
 
 def test_a_change_of_the_clip_range_moves_the_schedule() -> None:
@@ -641,7 +641,8 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
         assert learner.skipped_steps == num_skipped
     after = learner.state_dict()
     for name, _ in learner.model.named_parameters():
-        # The first units of returns have a deviation of the square root of 1 + 1e-5, which the critic's head follows.
+        # The first units of returns have a standard deviation of the square root of 1 + 1e-5, which the critic's head
+        # follows.
         torch.testing.assert_close(before.model[name], after.model[name])
     for name in ("exp_avg", "exp_avg_sq", "step", "return_mean", "return_variance"):
         assert torch.equal(before.optimizer[name], after.optimizer[name]), name

@@ -308,9 +308,9 @@ def test_the_learning_rate_is_scaled_by_the_number_of_ranks(scale_lr: str, of_tw
     assert rate.value == pytest.approx(0.01 * of_four)
     rate.start_dataset(500)
     assert rate.value == pytest.approx(0.005 * of_four)
-    assert rate.of_one_rank == pytest.approx(0.005)
+    assert rate.unscaled == pytest.approx(0.005)
     resumed = LearningRate(config, 2)
-    resumed.resume(rate.of_one_rank)
+    resumed.resume(rate.unscaled)
     assert resumed.value == pytest.approx(0.005 * of_two)
     rate.follow(config.model_copy(update={"learning_rate": 0.03}))
     assert rate.value == pytest.approx(0.03 * of_four)
@@ -357,11 +357,11 @@ def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> N
     def work(ranks: ThreadRanks) -> list[Hyperparameters | None]:
         control = RunControl(Arena.create(control_specs()), num_workers=0)
         agreement = RankConsensus(ranks, control, Hyperparameters(gae_lambda=0.5))
-        seen = [agreement.take_turn(1, 10).new_values]
+        seen = [agreement.sync_ranks(1, 10).new_values]
         control.send_change(
             PolicyChange(Hyperparameters(gamma=0.1 * (1 + ranks.rank)))
         )  # that of other ranks is not read
-        seen += [agreement.take_turn(1, 20).new_values, agreement.take_turn(1, 30).new_values]
+        seen += [agreement.sync_ranks(1, 20).new_values, agreement.sync_ranks(1, 30).new_values]
         return [*seen, agreement.hyperparameters]
 
     new = Hyperparameters(gamma=0.1)
@@ -372,7 +372,7 @@ def test_schedules_of_all_ranks_follow_the_clock_of_the_first() -> None:
     def work(ranks: ThreadRanks) -> int:
         control = RunControl(Arena.create(control_specs()), num_workers=0)
         control.steps_by_time = 100 + 7 * ranks.rank
-        RankConsensus(ranks, control).take_turn(1, 10)
+        RankConsensus(ranks, control).sync_ranks(1, 10)
         return control.steps_by_time
 
     assert together(3, work) == [100, 100, 100]
@@ -381,16 +381,16 @@ def test_schedules_of_all_ranks_follow_the_clock_of_the_first() -> None:
 def test_ranks_take_turns_save_and_end_together() -> None:
     def work(ranks: ThreadRanks) -> list[Any]:
         agreement = RankConsensus(ranks)
-        seen: list[Any] = [agreement.take_turn(3 + ranks.rank, 10 * (1 + ranks.rank))]
+        seen: list[Any] = [agreement.sync_ranks(3 + ranks.rank, 10 * (1 + ranks.rank))]
         seen.append(agreement.should_save(is_due=True))  # only what is due in rank 0 counts, with the next turn
-        seen.append(agreement.take_turn(1, 100))
+        seen.append(agreement.sync_ranks(1, 100))
         seen.append(agreement.should_save(is_due=False))
         seen.append(agreement.should_save(is_due=False))
         if ranks.rank == 1:
             agreement.end(is_interrupted=True, env_steps=7)
             agreement.end(is_interrupted=False, env_steps=8)  # it was said
         else:
-            seen.append(agreement.take_turn(1, 5))
+            seen.append(agreement.sync_ranks(1, 5))
             agreement.end(is_interrupted=False, env_steps=9)
         return [*seen, agreement.is_over, agreement.was_interrupted, agreement.env_steps]
 
@@ -405,7 +405,7 @@ def test_a_save_that_was_asked_for_waits_for_the_next_turn_and_is_made_once() ->
         agreement, saves = RankConsensus(ranks), []
         saves += [agreement.should_save(is_due=ranks.rank == 0), agreement.should_save(is_due=False)]
         for is_due in (True, False, False):  # what is due is so until it was saved
-            agreement.take_turn(1, 10)
+            agreement.sync_ranks(1, 10)
             saves.append(agreement.should_save(is_due and ranks.rank == 0))
         return saves
 
@@ -416,8 +416,8 @@ def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
     def work(ranks: ThreadRanks) -> list[Turn]:
         agreement = RankConsensus(ranks)
         turns = [(4, 10, False), (0, 10, True)] if ranks.rank == 0 else [(6, 20, False), (5, 25, False)]
-        seen = [agreement.take_turn(*turn) for turn in turns]
-        return [*seen, agreement.take_turn(0, 30, is_done=True)]
+        seen = [agreement.sync_ranks(*turn) for turn in turns]
+        return [*seen, agreement.sync_ranks(0, 30, is_done=True)]
 
     for turns in together(2, work):
         assert turns == [Turn(False, False, 4, 30), Turn(False, False, 5, 35), Turn(True, False, 0, 60)]
@@ -460,7 +460,7 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
 
 def test_one_learner_agrees_with_itself() -> None:
     agreement = RankConsensus(Ranks())
-    assert agreement.take_turn(5, 40) == Turn(False, False, 5, 40)
+    assert agreement.sync_ranks(5, 40) == Turn(False, False, 5, 40)
     assert [agreement.should_save(is_due) for is_due in (True, False)] == [True, False]
     agreement.end(is_interrupted=False, env_steps=41)
     assert agreement.is_over

@@ -85,7 +85,7 @@ class Fakes:
         self.divisor_of_draw = self.reward_divisor
         return [SimpleNamespace(obs=torch.zeros(batch_size, 4))] * num_batches
 
-    def note_ages(self, policy_version: int) -> None:
+    def record_ages(self, policy_version: int) -> None:
         self.ages += SampleAges(1, 10.0, 1, float(policy_version))
 
     # the scale of returns

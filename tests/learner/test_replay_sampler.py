@@ -188,7 +188,7 @@ def test_samples_have_the_age_of_their_rows_and_of_the_policy_that_acted() -> No
             stripes.policy_version[split, row % stripes.capacity] = 10 * row
     sampler = ReplaySampler(stripes, 1, GAMMA, 1.0, None, seed=0)
     (batch,) = sampler.sample(1, 400)
-    sampler.note_ages(policy_version=300, num_replays=4)
+    sampler.record_ages(policy_version=300, num_replays=4)
     rows = batch.obs[:, 3].numpy()  # an episode without an end counts its steps
     ages = sampler.ages
     assert ages.num_samples == ages.num_of_known_policy == 400
@@ -204,5 +204,5 @@ def test_who_acted_in_a_saved_replay_is_not_known() -> None:
     restored.restore(stripes.content())
     sampler = ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0)
     sampler.sample(1, 50)
-    sampler.note_ages(policy_version=300)
+    sampler.record_ages(policy_version=300)
     assert set(sampler.ages.scalars()) == {"age_env_steps"}

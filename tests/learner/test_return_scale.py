@@ -1,4 +1,4 @@
-"""The deviation of discounted returns against a loop over episodes, in a resumed run and with ranks."""
+"""The standard deviation of discounted returns against a loop over episodes, in a resumed run and with ranks."""
 
 from __future__ import annotations
 

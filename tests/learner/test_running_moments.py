@@ -73,7 +73,7 @@ def test_a_batch_that_is_not_finite_is_ignored(num_before: int, bad: float) -> N
 
 
 def test_zeros_before_anything_else_do_not_shrink_the_deviation() -> None:
-    """Returns of 0 before the first reward would make that reward hundreds of deviations."""
+    """Returns of 0 before the first reward would make that reward hundreds of standard deviations."""
     moments, expected = (RunningMoments(1, torch.device("cpu")) for _ in range(2))
     zeros = torch.zeros(1000, 1)
     moments.update(zeros)

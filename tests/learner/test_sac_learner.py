@@ -111,16 +111,20 @@ class Reference:
         self.step(self.optimizers[0], critic_loss, list(self.critics.parameters()))
         for old, new in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
             old.data = (1.0 - self.config.tau) * old.data + self.config.tau * new.data
-        figures = {"critic_loss": critic_loss.item(), "q_mean": values.mean().item()}
+        step_metrics = {"critic_loss": critic_loss.item(), "q_mean": values.mean().item()}
         if trains_actor:
             cost, entropy = self.cost(list(self.critics), batch.obs, noise[:size], alpha, takes_mean=has_more)
             self.step(self.optimizers[1], cost.mean(), list(self.actor.parameters()))
-            figures |= {"actor_loss": cost.mean().item(), "entropy": entropy.mean().item(), "ent_coef": alpha.item()}
+            step_metrics |= {
+                "actor_loss": cost.mean().item(),
+                "entropy": entropy.mean().item(),
+                "ent_coef": alpha.item(),
+            }
             if self.log_alpha.requires_grad:
                 alpha_loss = self.log_alpha * (entropy.mean().detach() - self.target_entropy)
-                figures["ent_coef_loss"] = alpha_loss.item()
+                step_metrics["ent_coef_loss"] = alpha_loss.item()
                 self.step(self.optimizers[2], alpha_loss, [])
-        return figures
+        return step_metrics
 
 
 @SPECS
@@ -145,10 +149,10 @@ def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, by: str, settings
     learner = make(spec, double=True, by=by, **settings)
     reference = Reference(learner, spec, TrainConfig(**{"max_grad_norm": 0.0, **settings}))
     for batch in draw(spec, 4, dtype=torch.float64, n_step=settings.get("n_step", 1)):
-        figures = reference.update(batch)
+        step_metrics = reference.update(batch)
         metrics = learner.train([batch])
-        for name, figure in figures.items():
-            assert getattr(metrics, name) == pytest.approx(figure, rel=1e-9), name
+        for name, metric in step_metrics.items():
+            assert getattr(metrics, name) == pytest.approx(metric, rel=1e-9), name
     obs = torch.randn(5, 3, dtype=torch.float64)
     torch.testing.assert_close(learner.model.mlp(obs)[0], reference.actor(obs))
     inputs = torch.randn(5, 5, dtype=torch.float64) if spec is BOX else obs
@@ -241,7 +245,7 @@ def test_a_checkpoint_of_another_kind_of_device_is_taken_but_for_its_noise() -> 
 
 
 def assert_updates_are_the_same(plain: SacLearner, fast: SacLearner, spec: EnvSpec, num: int) -> None:
-    """Every figure and weight over updates whose learning rate, statistics and noise change each time."""
+    """Every metric and weight over updates whose learning rate, statistics and noise change each time."""
     for number, batch in enumerate(draw(spec, num)):
         for learner in (plain, fast):
             learner.observe(batch.obs)

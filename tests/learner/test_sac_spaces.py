@@ -69,7 +69,7 @@ def test_choices_are_valued_by_combination_or_one_by_one(most: int, monkeypatch:
     distribution, sizes = make_distribution(BOTH.action, squash=True), [3, 2, 2, 2]
     generator = torch.Generator().manual_seed(0)
     parameters = distribution.parameters_of(torch.randn(4, distribution.num_parameters, generator=generator), None)
-    # Parameters in the order of the space: 3 logits, 2 means, 2 log-deviations, 2 + 2 logits, 2 logits.
+    # Parameters in the order of the space: 3 logits, 2 means, 2 log standard deviations, 2 + 2 logits, 2 logits.
     starts = [0, 7, 9, 11]
     each = [parameters[:, start : start + size] for start, size in zip(starts, sizes, strict=True)]
     log_probs, values = parts.log_probs_of(parameters), torch.randn(2, 4, parts.num_values, generator=generator)

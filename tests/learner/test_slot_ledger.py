@@ -21,14 +21,16 @@ class Book:
         self.plan: ResourcePlan = planned(**settings)
         self.slots: TrajectorySlots = small_arena(self.plan)[1]
         self.copied: list[tuple[str, int, SlotState]] = []  # what copies of the slots are told, and in which state
-        self.ledger = SlotLedger(self.slots, self.plan, SimpleNamespace(start_copy=self.start, settle=self.settle))
+        self.ledger = SlotLedger(
+            self.slots, self.plan, SimpleNamespace(start_copy=self.start, wait_for_copy=self.wait_for_copy)
+        )
         self.granted: list[tuple[int, int]] = []
 
     def start(self, slot: int) -> None:
         self.copied.append(("start", slot, self.slots.state(slot)))
 
-    def settle(self, slot: int) -> None:
-        self.copied.append(("settle", slot, self.slots.state(slot)))
+    def wait_for_copy(self, slot: int) -> None:
+        self.copied.append(("wait_for_copy", slot, self.slots.state(slot)))
 
     def grant(self) -> list[tuple[int, int]]:
         grants = self.ledger.grant()
@@ -276,15 +278,15 @@ def test_a_slot_is_copied_when_it_is_ready_and_its_copy_ends_before_it_is_freed(
     assert columns is not None
     assert book.copied == [("start", one, SlotState.READY), ("start", other, SlotState.READY)]
     book.ledger.release(columns)
-    assert book.copied[2:] == [("settle", one, SlotState.TRAINING), ("settle", other, SlotState.TRAINING)]
+    assert book.copied[2:] == [("wait_for_copy", one, SlotState.TRAINING), ("wait_for_copy", other, SlotState.TRAINING)]
 
     (split_idx, slot), _ = book.grant()  # whose number is lost with its worker, and which is too old
     fill(book.slots, slot, version=0)
     book.slots.finish(slot, split_idx)
-    book.ledger.take_over([split_idx])
+    book.ledger.reclaim([split_idx])
     assert book.copied[4:] == [("start", slot, SlotState.READY)]
     assert book.ledger.take_dataset(learner_version=11) is None
-    assert book.copied[5:] == [("settle", slot, SlotState.TRAINING)]
+    assert book.copied[5:] == [("wait_for_copy", slot, SlotState.TRAINING)]
 
 
 # accumulate, workers, splits, environments of a worker, samples in a dataset (2 steps a trajectory)

@@ -32,7 +32,7 @@ def test_weights_and_statistics_are_those_of_the_source_and_the_optimizer_is_new
     source, _ = trained(2, 7.0)
     block = source.publication()
     version = learner.policy_version
-    learner.take_over(block)
+    learner.adopt_weights(block)
     assert torch.equal(learner.publication(), block)
     before, taken = source.state_dict(), learner.state_dict()
     for name in ("obs_mean", "obs_variance", "return_mean", "return_variance"):
@@ -51,7 +51,7 @@ def test_samples_of_the_weights_before_are_too_old_to_be_trained_on() -> None:
     learner, actor = trained(1, 0.0)
     source, _ = trained(2, 7.0)
     old = actor.collect(actor.receive(learner))
-    learner.take_over(source.publication())
+    learner.adopt_weights(source.publication())
     learner.publication()
     assert int(old.policy_version.max()) < learner.policy_version - SMALL.max_policy_lag, "the bound drops them"
     with pytest.raises(LookupError, match="of the policy versions"):
@@ -61,7 +61,7 @@ def test_samples_of_the_weights_before_are_too_old_to_be_trained_on() -> None:
 def test_versions_count_no_updates_that_were_not_made_also_after_a_restart() -> None:
     learner, actor = trained(1, 0.0)
     num_updates = learner.policy_version
-    learner.take_over(trained(2, 7.0)[0].publication())
+    learner.adopt_weights(trained(2, 7.0)[0].publication())
     resumed = OnPolicyLearner(with_values(ActorCritic(BOX, SMALL)), SMALL, CPU)
     resumed.load_state_dict(learner.state_dict())
     for each in (learner, resumed):

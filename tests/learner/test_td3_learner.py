@@ -57,15 +57,15 @@ class Reference:
         values = self.values(self.critics, batch.obs, batch.action.tanh())
         critic_loss = 0.5 * sum(mse_loss(value, target) for value in values)
         self.step(self.optimizers[0], critic_loss, self.critics)
-        figures = {"critic_loss": critic_loss.item(), "q_mean": torch.stack(values).mean().item()}
+        step_metrics = {"critic_loss": critic_loss.item(), "q_mean": torch.stack(values).mean().item()}
         if self.updates % config.policy_delay == 0:
             actor_loss = -self.values(self.critics, batch.obs, self.actor(batch.obs).tanh())[0].mean()
             self.step(self.optimizers[1], actor_loss, self.actor)
-            figures["actor_loss"] = actor_loss.item()
+            step_metrics["actor_loss"] = actor_loss.item()
             for old, new in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
                 for target_parameter, parameter in zip(old.parameters(), new.parameters(), strict=True):
                     target_parameter.data.lerp_(parameter.data, config.tau)
-        return figures
+        return step_metrics
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
     learner = make(BOX, double=True, by=by, algo="td3", **{"policy_delay": 2, **settings})
     reference = Reference(learner, learner._config)
     for batch in draw(BOX, 6, dtype=torch.float64, n_step=settings.get("n_step", 1)):
-        figures = reference.update(batch)
+        step_metrics = reference.update(batch)
         metrics = learner.train([batch])
-        for name, figure in figures.items():
-            assert getattr(metrics, name) == pytest.approx(figure, rel=1e-9), name
+        for name, metric in step_metrics.items():
+            assert getattr(metrics, name) == pytest.approx(metric, rel=1e-9), name
     obs, inputs = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
     for actor, expected in ((learner.model, reference.actor), (learner.target_actor, reference.target_actor)):
         torch.testing.assert_close(actor.mlp(obs)[0], expected(obs))

@@ -15,7 +15,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import update_runner
 from asyncrl.learner.fast.graphed_step import GraphedStep
-from asyncrl.learner.update_runner import Figures, UpdateRunner, in_graphs, makes_graphs
+from asyncrl.learner.update_runner import StepMetrics, UpdateRunner, in_graphs, makes_graphs
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.processes.children import RunFailed
 
@@ -30,7 +30,7 @@ class CountingUpdate:
         self.total = torch.zeros(2)
         self.count = 0
 
-    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> StepMetrics:
         self.count += 1
         self.total += inputs[-1]
         return self.total.clone(), self.total.sum() if trains_actor else None
@@ -68,10 +68,10 @@ def test_a_graph_that_fails_gives_way_to_plain_updates_and_says_so_once(
         assert critic is not None and critic.tolist() == [number, number]
         assert (actor is not None) == (number % 2 == 0)
     assert update.count == 5, "each update is made once"
-    notice = runner.take_notice()
+    notice = runner.pop_message()
     assert notice is not None
     assert "--compile=cuda_graph" in notice and reason in notice and "\n" not in notice and "Set A" not in notice
-    assert runner.take_notice() is None
+    assert runner.pop_message() is None
 
 
 def test_ranks_do_not_make_an_update_again_whose_graph_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,11 +123,11 @@ def test_larger_minibatches_than_before_are_captured_anew(monkeypatch: pytest.Mo
         step.start_pass([batch], largest=num_samples)
         assert step(batch, 0.1)[1].tolist() == list(range(num_samples))
     assert sizes == [(3, 3), (8, 5), (8, 2), (8, 8), (16, 9)]
-    assert step.runner.take_notice() is None
+    assert step.runner.pop_message() is None
 
 
 def test_what_the_plain_update_raises_is_no_matter_of_compiling() -> None:
-    def fail(inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+    def fail(inputs: Sequence[Tensor], trains_actor: bool) -> StepMetrics:
         raise FloatingPointError("not finite")
 
     with pytest.raises(FloatingPointError, match="not finite"):
@@ -147,20 +147,20 @@ def test_a_graph_reads_the_inputs_of_its_own_kind_of_update_and_refuses_other_sh
     monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
     seen: list[tuple[int, float]] = []
 
-    def update(inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+    def update(inputs: Sequence[Tensor], trains_actor: bool) -> StepMetrics:
         seen.append((inputs[0].data_ptr(), float(inputs[0].sum())))
         return (inputs[0] * 2.0,)
 
     runner = UpdateRunner(update, CPU)
     assert runner.makes_graphs
     kinds = [(1.0, True), (2.0, False), (3.0, True), (4.0, False)]
-    figures = [runner([torch.full((2,), value)], kind)[0] for value, kind in kinds]
-    assert [float(figure[0]) for figure in figures if figure is not None] == [2.0, 4.0, 6.0, 8.0]
+    step_metrics = [runner([torch.full((2,), value)], kind)[0] for value, kind in kinds]
+    assert [float(metric[0]) for metric in step_metrics if metric is not None] == [2.0, 4.0, 6.0, 8.0]
     assert [total for _, total in seen] == [2.0, 4.0, 6.0, 8.0]
     addresses = [address for address, _ in seen]
     assert addresses[0] == addresses[2] != addresses[1] == addresses[3]
     runner([torch.ones(5)], True)
-    notice = runner.take_notice()
+    notice = runner.pop_message()
     assert notice is not None and "captured with (2,) and is given (5,)" in notice
     assert not runner.makes_graphs
 

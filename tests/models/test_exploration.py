@@ -1,4 +1,4 @@
-"""Exploration noise: its deviation, its correlation in time, and which numbers of an action get it."""
+"""Exploration noise: its standard deviation, its correlation in time, and which numbers of an action get it."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def test_a_joint_distribution_is_the_product_of_its_parts(generator: torch.Gener
     torch.testing.assert_close(joint.log_prob(parameters, actions), log_prob)
     entropies = [part.entropy(p) for part, p in zip(parts, own, strict=True)]
     torch.testing.assert_close(joint.entropy(parameters), torch.stack(entropies).sum(0))
-    assert joint.deviation_positions == [5, 6]
-    torch.testing.assert_close(parameters[:, joint.deviation_positions], log_std.expand(6, 2))
+    assert joint.stddev_positions == [5, 6]
+    torch.testing.assert_close(parameters[:, joint.stddev_positions], log_std.expand(6, 2))
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

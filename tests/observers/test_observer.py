@@ -67,17 +67,17 @@ def test_later_values_wait_until_the_learner_has_taken_the_earlier(run: Run, con
 def test_a_policy_takes_over_another_one_with_the_same_model_only(run: Run) -> None:
     run.spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None)
     with pytest.raises(UsageError, match="Policy 0 cannot take over policy 1: the run has one policy"):
-        run.take_over(0, 1)
-    run.configs_of_policies = [
+        run.adopt_weights(0, 1)
+    run.policy_configs = [
         RUN_CONFIG.model_copy(update=own)
         for own in ({}, {"gamma": 0.5, "learning_rate": 0.01}, {"encoder_mlp_layers": [8]}, {"normalize_input": False})
     ]
-    run.take_over(0, 1)
+    run.adopt_weights(0, 1)
     for other in (2, 3):
         with pytest.raises(UsageError, match=f"Policy 0 cannot take over policy {other}: they have different models"):
-            run.take_over(0, other)
+            run.adopt_weights(0, other)
     with pytest.raises(UsageError, match="the run's policies are 0 to 3"):
-        run.take_over(0, 4)
+        run.adopt_weights(0, 4)
 
 
 def test_requests_are_counted_for_the_role_that_meets_them(run: Run, control: RunControl) -> None:

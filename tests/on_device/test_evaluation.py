@@ -40,7 +40,7 @@ class Recorder(SimpleNamespace):
         self.rows.append(rows.clone())
         return torch.full((NUM_EVAL, 2), 0.25)
 
-    def note(self, ends: EpisodeEnds, begins: Tensor) -> None:
+    def record(self, ends: EpisodeEnds, begins: Tensor) -> None:
         self.ended.append(ends.ended)
         self.lengths.append(ends.episode_length)
         self.begins.append(begins)
@@ -119,11 +119,11 @@ class Evaluating(SimpleNamespace):
         self.evaluation = SimulatorEvaluation(team, self.control, folder, 0, num_envs=2, device=CPU)
         self.evaluation.act(torch.zeros(2, 3))
 
-    def note(self, lengths: tuple[int, int], reward: float = 2.0) -> None:
+    def record(self, lengths: tuple[int, int], reward: float = 2.0) -> None:
         """Ends an episode of each environment, with as many steps; 0 ends none."""
         of_step = torch.tensor(lengths)
         ended = of_step > 0
-        self.evaluation.note(EpisodeEnds(ended, reward * of_step, of_step, {}), ended)
+        self.evaluation.record(EpisodeEnds(ended, reward * of_step, of_step, {}), ended)
 
 
 def test_each_environment_plays_as_many_episodes_and_open_ones_do_not_count(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_each_environment_plays_as_many_episodes_and_open_ones_do_not_count(tmp_
     # Lengths of the episodes that end in each step; 0 where none ends. The first of each was open.
     script = [(7, 0), (2, 50), (3, 0), (99, 10), (0, 20), *[(99, 99)] * 20]
     for lengths in script:
-        evaluating.note(lengths)
+        evaluating.record(lengths)
     (report,) = evaluating.evaluation.run()
     assert isinstance(report, EvaluationReport)
     assert (report.episodes, report.policy_version, report.env_steps) == (4, 7, 100)
@@ -142,12 +142,12 @@ def test_an_evaluation_without_an_end_or_a_finite_return_fails(tmp_path: Path, m
     monkeypatch.setattr(evaluation_module, "MOST_STEPS", 10)
     endless = Evaluating(tmp_path)
     endless.control.ended = True
-    endless.evaluation.step_alone = lambda: endless.note((3, 0))
+    endless.evaluation.step_alone = lambda: endless.record((3, 0))
     (report,) = endless.evaluation.run()
     assert isinstance(report, EvaluationFailed) and "has not ended after 10 steps" in report.reason
     assert not endless.evaluation.is_due
     broken = Evaluating(tmp_path)
     for _ in range(20):
-        broken.note((1, 1), reward=math.nan)
+        broken.record((1, 1), reward=math.nan)
     (report,) = broken.evaluation.run()
     assert isinstance(report, EvaluationFailed) and "not finite" in report.reason

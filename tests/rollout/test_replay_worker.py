@@ -111,7 +111,7 @@ def test_no_transition_starts_from_a_step_that_failed_or_leads_across_it(failure
 @pytest.mark.parametrize(("algo", "kept"), [("sac", "stay in the replay"), ("ppo", "are dropped")])
 def test_the_warning_of_a_failure_says_what_becomes_of_the_samples(algo: str, kept: str) -> None:
     log = FailureLog(0, TrainConfig(algo=algo), new_control(has_finished_episode=True))
-    log.note_failure(EnvironmentCallFailed(3, 7, "raised"))
+    log.record_failure(EnvironmentCallFailed(3, 7, "raised"))
     (warning,) = log.take().warnings
     assert warning.endswith(f"the samples of its unfinished episode {kept}")
 

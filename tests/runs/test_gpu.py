@@ -57,7 +57,7 @@ def test_slots_are_page_locked_and_reach_the_device_as_they_are() -> None:
         columns = [Columns(2 - start, 0, 3, True), Columns(4, start, start + 1, False)]
         for part in columns:
             on_device.start_copy(part.slot)
-            on_device.settle(part.slot)
+            on_device.wait_for_copy(part.slot)
         copied, expected = (batcher.collect(columns) for batcher in batchers)
         for name in names:
             assert getattr(copied, name).is_cuda
@@ -171,7 +171,7 @@ def test_updates_whose_graph_fails_go_on_without_and_leave_no_memory_behind() ->
     for number in range(10):
         (figure,) = runner([torch.ones(4, device=CUDA)])
         assert float(figure) == 4.0 * (number + 1), "each update is made once"
-    assert "without --compile=cuda_graph" in (runner.take_notice() or "")
+    assert "without --compile=cuda_graph" in (runner.pop_message() or "")
     assert torch.cuda.current_stream() == before
     used = torch.cuda.memory_allocated()
     for _ in range(50):

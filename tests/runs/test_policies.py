@@ -65,7 +65,7 @@ class TakeOver(asyncrl.Observer):
     def on_record(self, run: asyncrl.Run, record: Any) -> None:
         if self.at is None:
             self.at = record.env_steps
-            run.take_over(1, 0)
+            run.adopt_weights(1, 0)
         elif record.env_steps > self.at + 1000:
             run.stop()
 
@@ -152,7 +152,7 @@ def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
     total = sum(env_steps for _, env_steps in starts)
     assert len(starts) == 2 and 1500 <= total < 1700
     longer = {**settings, "train_for_env_steps": 3000}
-    resumed = run(tmp_path, "async-local", "agent_envs:own_bits", starts_of_policies=starts, **longer)
+    resumed = run(tmp_path, "async-local", "agent_envs:own_bits", policy_starts=starts, **longer)
     assert 3000 <= resumed.outcome.env_steps < 3200
     by_policy = {report.policy_idx: report for report in reversed(resumed.learner_reports)}
     assert min(report.env_steps for report in by_policy.values()) > 1500
@@ -171,7 +171,7 @@ def test_policies_that_have_saved_at_different_times_end_at_the_same_one(tmp_pat
         starts.append((saved, int(older["policy_env_steps"])))
     started = time.monotonic()
     limits = {"train_for_env_steps": 10**9, "train_for_seconds": 501.0}
-    run(tmp_path, "async-local", "agent_envs:own_bits", starts_of_policies=starts, **{**settings, **limits})
+    run(tmp_path, "async-local", "agent_envs:own_bits", policy_starts=starts, **{**settings, **limits})
     assert time.monotonic() - started < 100.0
 
 

@@ -76,7 +76,7 @@ class Workshop:
         usage, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         config = folder.read_config()
         return throughput_figures(
-            [read_records(path) for path in folder.metrics_of_ranks],
+            [read_records(path) for path in folder.rank_metrics],
             startup_s=summary["startup_s"] or 0.0,
             warm_up_s=self.warm_up_s,
             num_epochs=num_passes(task, config),
@@ -87,7 +87,7 @@ class Workshop:
     def _learning(self, task: Task) -> Figures:
         _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
-        return learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
+        return learning_figures([read_records(path) for path in folder.rank_metrics], summary, evaluated)
 
     def _train(self, task: Task, timeout_s: float) -> tuple[Usage, RunFolder, dict[str, Any]]:
         log = self._log(task.folder_name)

@@ -23,7 +23,7 @@ class EvaluationSettings(Section):
         env_backend=("tensor",),
     )
     eval_deterministic: bool = _evaluation(
-        False, "evaluate and record with the most likely actions instead of sampled ones"
+        False, "evaluate and record with the deterministic actions instead of sampled ones"
     )
     video_every_env_steps: PositiveInt | None = _evaluation(
         None,

@@ -41,7 +41,7 @@ class ModelSettings(Section):
     )
     normalize_images: bool = _model(
         False,
-        "subtract from each image its own mean, and divide it by its own deviation, before the convolutions",
+        "subtract from each image its own mean, and divide it by its own standard deviation, before the convolutions",
         fixed="run",
     )
     encoder_conv_mlp_layers: list[PositiveInt] = _model(

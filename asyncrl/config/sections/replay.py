@@ -63,8 +63,8 @@ class ReplaySettings(Section):
     )
     normalize_rewards: bool = _replay(
         False,
-        "divide rewards by the running deviation of the discounted return; by more if a return would leave the range "
-        "that critics can predict",
+        "divide rewards by the running standard deviation of the discounted return; by more if a return would leave "
+        "the range that critics can predict",
         algo=OFF_POLICY,
         fixed="networks",
     )

@@ -97,11 +97,11 @@ class TrajectorySettings(Section):
         algo=ON_DATASETS,
     )
     normalize_advantage: bool = _learning(
-        True, "normalize advantages to mean 0 and deviation 1 before each pass", algo=ON_TRAJECTORIES
+        True, "normalize advantages to mean 0 and standard deviation 1 before each pass", algo=ON_TRAJECTORIES
     )
     normalize_advantage_over: Literal["minibatch", "dataset"] = _learning(
         "minibatch",
-        "samples over which mean and deviation of advantages are computed",
+        "samples over which mean and standard deviation of advantages are computed",
         algo=ON_DATASETS,
         normalize_advantage=(True,),
     )

@@ -164,9 +164,9 @@ class BatchRenorm(SteppedLayer):
             mean = features.mean(1, keepdim=True)
             variance = (features - mean).square_().mean(1, keepdim=True)  # `var_mean` takes ten times as long
             self.batch_moments = mean, variance
-            deviation, running_deviation = (variance + _RENORM_EPS).sqrt(), (running_variance + _RENORM_EPS).sqrt()
-            ratio = (deviation / running_deviation).clamp(1.0 / RENORM_MOST_SCALE, RENORM_MOST_SCALE)
-            shift = ((mean - running_mean) / running_deviation).clamp(-RENORM_MOST_SHIFT, RENORM_MOST_SHIFT)
+            stddev, running_stddev = (variance + _RENORM_EPS).sqrt(), (running_variance + _RENORM_EPS).sqrt()
+            ratio = (stddev / running_stddev).clamp(1.0 / RENORM_MOST_SCALE, RENORM_MOST_SCALE)
+            shift = ((mean - running_mean) / running_stddev).clamp(-RENORM_MOST_SHIFT, RENORM_MOST_SHIFT)
             is_warm = self.num_updates >= RENORM_WARMUP_UPDATES
             ratio, shift = torch.where(is_warm, ratio, 1.0), torch.where(is_warm, shift, 0.0)
         # PyTorch's kernel takes a fifth of the time of the formula; the correction goes into its weight and bias.

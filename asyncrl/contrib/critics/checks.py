@@ -42,10 +42,10 @@ def find_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         text = f"--batch_renorm=True needs at least two samples in a minibatch, but --batch_size={config.batch_size}."
         yield make_problem("batch_size batch_renorm", text, "--batch_size=256")
     if own.residual_blocks:
-        yield from _widths_of_blocks(config)
+        yield from _block_widths(config)
 
 
-def _widths_of_blocks(config: TrainConfig) -> Iterator[Problem]:
+def _block_widths(config: TrainConfig) -> Iterator[Problem]:
     for name in ("encoder_mlp_layers", "critic_mlp_layers"):
         widths = getattr(config, name) or []
         if len(set(widths)) > 1:

@@ -36,7 +36,7 @@ class Evaluation:
     Attributes:
         episodes: number of episodes.
         checkpoint: the newest or the best one.
-        deterministic: whether the most likely actions are taken.
+        deterministic: whether the deterministic actions are taken.
     """
 
     episodes: int

@@ -65,7 +65,7 @@ class ExportedPolicy(nn.Module):
         distribution = model.distribution
         self._distributions = distribution.parts if isinstance(distribution, Joint) else [distribution]
         self.noise_kinds = [
-            ("gumbel", part.num_logits) if part.num_logits > 0 else ("normal", part.num_deviations)
+            ("gumbel", part.num_logits) if part.num_logits > 0 else ("normal", part.num_stddevs)
             for part in self._distributions
         ]
         self.num_noise = sum(count for _, count in self.noise_kinds)

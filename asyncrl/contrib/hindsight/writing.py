@@ -78,7 +78,7 @@ class GoalEnvGroup(EnvGroup):
 
         def keeping_step(action: Any) -> Any:
             result = step(action)
-            self.last_steps[env] = GoalStep(np.array(result[0][ACHIEVED_GOAL]), _copy_of_info(result[4]))
+            self.last_steps[env] = GoalStep(np.array(result[0][ACHIEVED_GOAL]), _info_copy(result[4]))
             return result
 
         self._steps[env] = keeping_step
@@ -88,7 +88,7 @@ class GoalEnvGroup(EnvGroup):
         self._keep_steps(position)
 
 
-def _copy_of_info(info: dict[str, Any]) -> dict[str, Any]:
+def _info_copy(info: dict[str, Any]) -> dict[str, Any]:
     """A deep copy; objects that cannot be copied, such as locks, stay the environment's own."""
     try:
         return dict(copy.deepcopy(info))

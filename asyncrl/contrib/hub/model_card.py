@@ -59,7 +59,7 @@ def format_card(
     rows = {"environment": f"`{env}`", "algorithm": algorithm, "environment steps": f"{env_steps:,}"}
     for policy_idx, result in enumerate(results):
         name = "return" if len(results) == 1 else f"return of policy {policy_idx}"
-        rows[name] = f"{_mean_and_deviation(result)} over {result['episodes']} episodes, with sampled actions"
+        rows[name] = f"{_mean_and_stddev(result)} over {result['episodes']} episodes, with sampled actions"
     name = repo.partition("/")[2]
     values, defaults = config.model_dump(mode="json", exclude=set(OF_ONE_START)), type(config)().model_dump(mode="json")
     address, chosen = f"{SCHEME}{repo}", ', which="best"' if which == "best" else ""
@@ -112,10 +112,10 @@ def format_card(
 
 def _metric(result: Mapping[str, Any], policy_idx: int, num_policies: int) -> dict[str, Any]:
     name = "mean_reward" if num_policies == 1 else f"mean_reward of policy {policy_idx}"
-    return {"type": "mean_reward", "value": _mean_and_deviation(result), "name": name, "verified": False}
+    return {"type": "mean_reward", "value": _mean_and_stddev(result), "name": name, "verified": False}
 
 
-def _mean_and_deviation(result: Mapping[str, Any]) -> str:
+def _mean_and_stddev(result: Mapping[str, Any]) -> str:
     """The form in which leaderboards of the Hub read a return."""
-    deviation = result["std_reward"]
-    return f"{result['mean_reward']:.2f}" + ("" if deviation is None else f" +/- {deviation:.2f}")
+    stddev = result["std_reward"]
+    return f"{result['mean_reward']:.2f}" + ("" if stddev is None else f" +/- {stddev:.2f}")

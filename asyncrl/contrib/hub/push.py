@@ -183,7 +183,7 @@ def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     policy = load_policy(path)
     team = load_team(policy, path, "cpu", 0)
-    result = evaluate(policy, episodes=episodes, others=team.others, choose=team.choose).of_agents(team.own)
+    result = evaluate(policy, episodes=episodes, others=team.others, choose=team.choose).for_agents(team.own)
     print(result.to_text(), flush=True)
     return {**result.to_data(), "checkpoint": path.name, "env_steps": checkpoints.saved_env_steps(path)}
 

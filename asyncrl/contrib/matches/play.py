@@ -149,6 +149,6 @@ def play_matches(
                 choose=team.choose,
             )
             others = zip(*(own for name, own in played.returns_by_agent.items() if name not in names), strict=True)
-            own_returns = played.of_agents(seat).returns
+            own_returns = played.for_agents(seat).returns
             results.append(MatchResult(opponent, ", ".join(names), own_returns, tuple(map(max, others))))
     return results

@@ -83,7 +83,7 @@ def find_spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -
         yield needs_same_spaces("with_pbt", spec)
 
 
-def warn_of_shaped_returns(config: TrainConfig, spec: EnvSpec) -> Problem | None:
+def warn_about_shaped_returns(config: TrainConfig, spec: EnvSpec) -> Problem | None:
     """A population changes the factors of the reward, and returns with different factors cannot be compared."""
     if not (PopulationSettings.of(config).with_pbt and spec.reward_shaping):
         return None

@@ -8,6 +8,6 @@ SETTINGS = {"population": ("asyncrl.contrib.population.settings:PopulationSettin
 RULES = {"population": f"{_CHECKS}:find_problems"}
 WARNINGS = {"population": f"{_CHECKS}:find_warnings"}
 SPEC_RULES = {"population": f"{_CHECKS}:find_spec_problems"}
-MISLEADING = {"population": f"{_CHECKS}:warn_of_shaped_returns"}
+MISLEADING = {"population": f"{_CHECKS}:warn_about_shaped_returns"}
 OBSERVERS = {"population": "asyncrl.contrib.population.training:population_observer"}
 PLOTS = {"population": "asyncrl.contrib.population.history:PLOT"}

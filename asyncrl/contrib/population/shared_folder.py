@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.fixed_settings import digest_of_fixed
+from asyncrl.config.fixed_settings import fixed_settings_digest
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.population.turns import Member
 from asyncrl.storage.run_folder import replacing, run_path
@@ -50,7 +50,7 @@ class SharedFolder:
         self._own = self._path / f"{self.name}.npz"
         where = run_path(config.train_dir, config.experiment).resolve()
         self._about: dict[str, Any] = {"run": f"{socket.gethostname()}:{where}", "env": config.env_id}
-        self._about |= {"algo": config.algo, "fixed_settings": digest_of_fixed(config)}
+        self._about |= {"algo": config.algo, "fixed_settings": fixed_settings_digest(config)}
         self._published_at = time.monotonic()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class SharedFolder:
         """The runs that count, this one among them, and the names of those whose weights mean something else.
 
         Those have another environment, algorithm or number of weights, or differ in a setting that gives weights their
-        meaning (`digest_of_fixed`). Times are those that the file system has given to the files, so the clocks of
+        meaning (`fixed_settings_digest`). Times are those that the file system has given to the files, so the clocks of
         machines do not matter.
 
         Args:

@@ -54,7 +54,7 @@ class RemoteReplayLimiter(ReplayLimiter):
         self._arrived = {split: (self._first_rows[split], clock()) for split in self._remote}  # rows, and since when
 
     @classmethod
-    def of_plan(
+    def from_plan(
         cls, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, plan: ResourcePlan, most_env_steps: int
     ) -> RemoteReplayLimiter:
         remote = plan.num_local_splits, rows_in_flight(plan)

@@ -135,7 +135,7 @@ class RowReceiver:
         return {split_idx: self._stripes.num_rows[split_idx] for split_idx in self._splits}
 
     def take_permits(self) -> list[tuple[int, int]]:
-        limits = {split_idx: self._limits.of_rows(split_idx) for split_idx in self._splits}
+        limits = {split_idx: self._limits.max_rows(split_idx) for split_idx in self._splits}
         permits = [(split_idx, limit) for split_idx, limit in limits.items() if limit > self._permitted[split_idx]]
         self._permitted.update(permits)
         return permits

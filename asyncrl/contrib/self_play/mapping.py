@@ -101,7 +101,7 @@ class SelfPlayMapping(PolicyMapping):
             is_own = game.agent is None or column == game.agent
             self.policy_idx[column] = _POLICY if is_own else 1 + game.opponent
 
-    def note_reset(self, env: int) -> None:
+    def record_reset(self, env: int) -> None:
         """See `PolicyMapping`: the next episode begins another game."""
         self._games[env] = _Game()
 

@@ -92,7 +92,7 @@ class SelfPlayPool:
         self._block = torch.empty(block_size(self._model))
         self._policy = WeightsChannel(setup.arena)
         self._opponents = [
-            WeightsChannel(setup.of_opponent(number).arena) for number in range(setup.plan.num_opponents)
+            WeightsChannel(setup.for_opponent(number).arena) for number in range(setup.plan.num_opponents)
         ]
         self._scores: deque[float] = deque(maxlen=WINDOW)
         self.elo, ratings = self._read_ratings()

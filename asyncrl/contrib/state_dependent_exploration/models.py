@@ -1,7 +1,7 @@
 """Policies with generalized state-dependent exploration (gSDE): Raffin et al. 2020 (arXiv:2005.05719).
 
 The noise of an action is `features @ matrix`: a function of the observation, whose matrix stays the same for many steps
-(`noise.py` keeps it). Each element of the matrix is normally distributed with a learned deviation of
+(`noise.py` keeps it). Each element of the matrix is normally distributed with a learned standard deviation of
 its own, so the action is Normal(mean, sqrt(features^2 @ sigma^2)), and distributions, losses and slots need no change.
 """
 
@@ -38,11 +38,11 @@ MIN_VARIANCE = 1e-6
 
 
 def state_dependent_log_std(features: Tensor, log_std: Tensor) -> Tensor:
-    """Log-deviations `[B, A]` of `features @ matrix`, in the precision of `log_std` also under autocast.
+    """Log standard deviations `[B, A]` of `features @ matrix`, in the precision of `log_std` also under autocast.
 
     Args:
         features: [B, F], inputs of the policy's last layer.
-        log_std: [F, A], log-deviations of the elements of the matrix.
+        log_std: [F, A], log standard deviations of the elements of the matrix.
     """
     with without_autocast(features):
         variance = features.to(log_std.dtype).square() @ (2.0 * log_std).exp()
@@ -64,7 +64,7 @@ def _parameters_of(model: ActorCritic | SacActor, log_std: nn.Parameter) -> Para
 
 
 def element_stddev(stddev: float, num_features: int) -> float:
-    """The deviation of a matrix's elements with which actions have `stddev` where all features are 1 or -1."""
+    """The standard deviation of a matrix's elements with which actions have `stddev` where all features are 1 or -1."""
     return stddev / math.sqrt(num_features)
 
 
@@ -81,13 +81,13 @@ class _ResultWithFeatures(ForwardResult):
 
 
 class StateDependentActorCritic(ActorCritic):
-    """Actor and critic whose `log_std` is `[F, A]`: log-deviations of the elements of noise matrices.
+    """Actor and critic whose `log_std` is `[F, A]`: log standard deviations of the elements of noise matrices.
 
-    As in the authors' implementation, no gradient of the deviation reaches the features.
+    As in the authors' implementation, no gradient of the standard deviation reaches the features.
     """
 
     def build(self, config: TrainConfig) -> None:
-        """Makes the networks of `ActorCritic`, and the deviations."""
+        """Makes the networks of `ActorCritic`, and the standard deviations."""
         super().build(config)
         self.log_std = _initial_log_std(self.policy_head.in_features, self.distribution.num_actions, config)
 
@@ -104,7 +104,7 @@ class StateDependentActorCritic(ActorCritic):
 
     @torch.no_grad()
     def limit_stddev(self, limit: float) -> None:
-        """Lowers deviations of elements with which actions have more than `limit` where all features are 1 or -1."""
+        """Lowers elements' standard deviations so that actions have at most `limit` where all features are 1 or -1."""
         assert self.log_std is not None
         self.log_std.clamp_(max=math.log(element_stddev(limit, len(self.log_std))))
 
@@ -132,15 +132,15 @@ class StateDependentActorCritic(ActorCritic):
 
 
 class StateDependentSacActor(SacActor):
-    """SAC's policy with log-deviations `log_std [F, A]` of noise matrices in place of outputs of the network.
+    """SAC's policy with log standard deviations `log_std [F, A]` of noise matrices in place of outputs of the network.
 
-    As in the authors' implementation, the gradient of the deviation reaches the features. Autograd trains it.
+    As in the authors' implementation, the gradient of the standard deviation reaches the features. Autograd trains it.
     """
 
     log_std: nn.Parameter
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
-        """Makes an encoder, whose outputs are the features, the linear layer over them, and the deviations."""
+        """Makes an encoder, whose outputs are the features, the linear layer over them, and the standard deviations."""
         self.encoder = encoder = make_actor_encoder(self.layout, config)
         num_features, num_actions = encoder.output_size, self.distribution.num_actions
         gain = POLICY_HEAD_GAIN if config.policy_initialization == "orthogonal" else None
@@ -148,11 +148,11 @@ class StateDependentSacActor(SacActor):
         self.log_std = _initial_log_std(num_features, num_actions, config)
 
     def _set_initial_stddev(self, stddev: float) -> None:
-        """Does nothing: `build` has set the deviations."""
+        """Does nothing: `build` has set the standard deviations."""
 
     @property
     def undecayed(self) -> tuple[nn.Parameter]:
-        """Deviations are not weights."""
+        """Standard deviations are not weights."""
         return (self.log_std,)
 
     @property

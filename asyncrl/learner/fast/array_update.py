@@ -39,7 +39,7 @@ from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
 
 
 class ArrayGaussian:
-    """`DiagonalGaussian`. With s the log-deviation and z = (a - mean) / exp(s):
+    """`DiagonalGaussian`. With s the log standard deviation and z = (a - mean) / exp(s):
 
     log p = -sum(s + z^2 / 2) + const, so d log p / d mean = z / exp(s) and d log p / ds = z^2 - 1;
     entropy = sum(s) + const, so its derivative by s is 1;
@@ -48,7 +48,7 @@ class ArrayGaussian:
     """
 
     def __init__(self, distribution: DiagonalGaussian, log_std: Tensor | None) -> None:
-        """`log_std` is the parameter `[A]` of the log-deviations; None if they are outputs of the network."""
+        """`log_std` is the parameter `[A]` of the log standard deviations; None if they are outputs of the network."""
         self._num_actions = distribution.num_actions
         self._log_normalizer = distribution.num_actions * HALF_LOG_TWO_PI
         self._own = None if log_std is None else (array_of(log_std), gradient_of(log_std))
@@ -57,7 +57,8 @@ class ArrayGaussian:
         """Log-probabilities `[B]` of actions `[B, ...]`; the other methods are about the same samples.
 
         Args:
-            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten. Samples are the
+            outputs: [P, B], of the network, perhaps without log standard deviations; they may be overwritten. Samples
+            are the
                 last dimension because NumPy is fast along long rows.
             action: the actions.
             mask: [B, P], 0 for choices that are not allowed.
@@ -93,7 +94,7 @@ class ArrayGaussian:
         return float(total) / len(reference)
 
     def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
+        """Returns the gradient of the outputs, and writes that of log standard deviations that are parameters.
 
         Args:
             log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
@@ -336,20 +337,20 @@ class ArrayUpdate:
         Returns `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and log-ratios `[N]`.
         """
         num_samples = len(batch.log_prob)
-        figures, log_ratio = np.zeros(NUM_LOSS_METRICS + 1, np.float32), batch.log_prob
+        step_metrics, log_ratio = np.zeros(NUM_LOSS_METRICS + 1, np.float32), batch.log_prob
         if num_samples == 0:
             self._gradient.zero_()
         else:
-            figures[:NUM_LOSS_METRICS], log_ratio = self._differentiate(batch)
+            step_metrics[:NUM_LOSS_METRICS], log_ratio = self._differentiate(batch)
         if self._ranks.num_ranks > 1:
-            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_LOSS_METRICS])], num_samples)
+            self._ranks.average([self._gradient, torch.from_numpy(step_metrics[:NUM_LOSS_METRICS])], num_samples)
         gradient, limit = self._gradient_array, self.config.max_grad_norm
         norm = math.sqrt(np.dot(gradient, gradient))
         if 0.0 < limit < norm + 1e-6:
             gradient *= limit / (norm + 1e-6)
-        self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(float(figures[0]) + norm)])
-        figures[NUM_LOSS_METRICS] = norm
-        return torch.from_numpy(figures), log_ratio
+        self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(float(step_metrics[0]) + norm)])
+        step_metrics[NUM_LOSS_METRICS] = norm
+        return torch.from_numpy(step_metrics), log_ratio
 
     def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], Tensor]:
         """Writes the gradient of a minibatch; returns the scalars of `LossMetrics`, and the log-ratios."""

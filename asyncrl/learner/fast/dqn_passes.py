@@ -37,6 +37,6 @@ class DqnPasses:
         by_output = model.gradient_of_outputs(by_value).unsqueeze(0)
         self._pass.backward(self._network.layers, by_output, self._network.gradients)
         loss = dqn_loss(values, target, batch.weight)
-        figures = self._network.step(torch.stack((loss, values.mean(), normalized.sum())))
+        step_metrics = self._network.step(torch.stack((loss, values.mean(), normalized.sum())))
         self._dqn.move_target()
-        return self._dqn.results(figures, values, target)
+        return self._dqn.results(step_metrics, values, target)

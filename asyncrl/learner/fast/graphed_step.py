@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import Samples
-from asyncrl.learner.update_runner import Figures, UpdateRunner
+from asyncrl.learner.update_runner import StepMetrics, UpdateRunner
 
 _MOST_PADDING = 8
 """With more pieces for each sequence the step is made without a graph, on packed sequences: padding would cost more."""
@@ -49,7 +49,7 @@ class GraphedStep:
         """Captures nothing yet.
 
         Args:
-            take_step: from a minibatch, the learning rate and the room for pieces to figures and log-ratios, which are
+            take_step: from a minibatch, the learning rate and the room for pieces to metrics and log-ratios, which are
                 those of the samples first.
             device: where minibatches are.
             num_ranks: learners that train together.
@@ -83,7 +83,7 @@ class GraphedStep:
             self._sizes = deque(_Size(num_valid, self._room(self._largest + begun)) for num_valid, begun in sizes)
 
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """Takes a step on the next minibatch of the pass; returns figures and the log-ratios of its samples."""
+        """Takes a step on the next minibatch of the pass; returns metrics and the log-ratios of its samples."""
         num_samples, num_pieces = self._sizes.popleft()
         self._rate.fill_(learning_rate)
         if num_pieces > _MOST_PADDING * self._largest:
@@ -93,11 +93,11 @@ class GraphedStep:
         else:
             num_pieces = 0
         self._fields, fields = zip(*batch.non_null_fields().items(), strict=True)
-        figures, log_ratio = self.runner([*fields, self._rate], _Shape(self._largest, num_pieces))
-        assert figures is not None and log_ratio is not None
-        return figures, log_ratio[:num_samples]
+        step_metrics, log_ratio = self.runner([*fields, self._rate], _Shape(self._largest, num_pieces))
+        assert step_metrics is not None and log_ratio is not None
+        return step_metrics, log_ratio[:num_samples]
 
-    def _update(self, inputs: Sequence[Tensor], shape: _Shape) -> Figures:
+    def _update(self, inputs: Sequence[Tensor], shape: _Shape) -> StepMetrics:
         """The update that a graph captures: a function of the minibatch's fields and the learning rate."""
         present = dict(zip(self._fields, inputs, strict=False))
         return self._take_step(Samples(**present), inputs[-1], shape.num_pieces)

@@ -98,16 +98,16 @@ class SacPasses:
         return critic_figures, self._step_actor(loss.value, log_probs, loss.gradient, entropy, ent_coef)
 
     def _step_critic(self, loss: Loss, gradient: Tensor, values: Tensor) -> Tensor:
-        """Steps the critics down `gradient` of their outputs, and moves the target critics; returns figures."""
+        """Steps the critics down `gradient` of their outputs, and moves the target critics; returns metrics."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
-        figures = self._critic.step(torch.stack((loss.value, values.mean(), self._inputs.sum())))
+        step_metrics = self._critic.step(torch.stack((loss.value, values.mean(), self._inputs.sum())))
         self._sac.move_targets()
-        return figures
+        return step_metrics
 
     def _step_actor(
         self, loss: Tensor, parameters: Tensor, gradient: Tensor, entropy: Tensor, ent_coef: Tensor
     ) -> Tensor:
-        """Steps the policy down `gradient` of its parameters, and the entropy coefficient; returns figures."""
+        """Steps the policy down `gradient` of its parameters, and the entropy coefficient; returns metrics."""
         outputs_gradient = self._model.outputs_gradient(parameters, gradient).unsqueeze(0)
         self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
         ent_coef_loss = self._sac.adapt_ent_coef(entropy, None)
@@ -142,9 +142,10 @@ def actor_loss(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Loss:
 
 
 def actor_gradient(sample: SquashedSample, action_gradient: Tensor, ent_coef: Tensor) -> Tensor:
-    """Gradient `[B, 2A]` of the actor loss with respect to means and log-deviations (equation 10).
+    """Gradient `[B, 2A]` of the actor loss with respect to means and log standard deviations (equation 10).
 
-    With u = mean + deviation, d log pi / du is 2 tanh(u), and the direct derivative by a log-deviation is -1.
+    With u = mean + standard deviation, d log pi / du is 2 tanh(u), and the direct derivative by a log standard
+    deviation is -1.
 
     Args:
         sample: the actions.
@@ -155,7 +156,7 @@ def actor_gradient(sample: SquashedSample, action_gradient: Tensor, ent_coef: Te
     action = sample.action
     slope = torch.addcmul(action_gradient, action * action, action_gradient, value=-1.0)
     by_mean = slope.addcmul_(action, 2.0 * weight)
-    return torch.cat((by_mean, by_mean * sample.deviation - weight), dim=-1)
+    return torch.cat((by_mean, by_mean * sample.stddev - weight), dim=-1)
 
 
 def choices_actor_loss(log_probs: Tensor, values: Tensor, ent_coef: Tensor) -> Loss:

@@ -33,7 +33,7 @@ class Td3Passes:
         self._target_actor, self._target_critic = target_actor, target_critic
         self._actor_pass, self._critic_pass, self._first_pass = (MlpPass(td3.config.nonlinearity) for _ in range(3))
         # The policy's loss needs the first critic only.
-        self._first_layers = [_of_first(layer) for layer in critic.layers]
+        self._first_layers = [_first_network(layer) for layer in critic.layers]
         self._dtype = dtype
 
     def update(self, inputs: Sequence[Tensor], trains_actor: bool) -> tuple[Tensor, Tensor | None]:
@@ -84,6 +84,6 @@ def actor_gradient(action: Tensor, action_gradient: Tensor) -> Tensor:
     return torch.addcmul(action_gradient, action * action, action_gradient, value=-1.0)
 
 
-def _of_first(layer: StackedLayer) -> StackedLayer:
+def _first_network(layer: StackedLayer) -> StackedLayer:
     """The layer of the first of several networks, as views."""
     return StackedLayer(*(None if tensor is None else tensor[:1] for tensor in layer))  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ class HogwildActorCritic(OnPolicyLearner):
                 self._publication, self.policy_version = news.number, news.version
                 read_block(self.model, self._flat, self._block)
                 if self._meter is not None:
-                    self._meter.note_pull(self.policy_version)
+                    self._meter.record_pull(self.policy_version)
         if self._units is not None:
             for _ in range(_MAX_TRIES):
                 self._units_number, mean, std = self._units.read()

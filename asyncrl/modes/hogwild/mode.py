@@ -26,7 +26,7 @@ def hogwild_of(plan: ResourcePlan) -> HogwildPlan:
 
 def private_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
     """Arrays of the private memory of one worker: one slot, or its part of the replay."""
-    own = plan.of_one_worker
+    own = plan.for_one_worker
     samples = TRAJECTORIES if own.replay is None else REPLAY
     return [*samples.arrays(spec, own, (1,), None), *run_specs(own, (1,))]
 

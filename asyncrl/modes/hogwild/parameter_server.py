@@ -124,7 +124,7 @@ class ParameterServer:
         self._combiner = combiner
         # In serial mode nothing may depend on the time, and no worker is active while this runs.
         self._publish_every_s = 0.0 if config.serial_mode else _PUBLISH_EVERY_S
-        self._settle_s = 0.0 if config.serial_mode else _SETTLE_S
+        self._flush_s = 0.0 if config.serial_mode else _SETTLE_S
         self._block = torch.empty(learner.block_size)
         self._num_updates = 0
         self._reported_at = self._published_at = time.monotonic()
@@ -160,11 +160,11 @@ class ParameterServer:
                 self._publish()
         return self.take_report() if time.monotonic() - self._reported_at >= _REPORT_EVERY_S else None
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Waits at most two seconds until all workers have finished, and publishes the result."""
         self._control.must_finish = True
         self._publish()  # workers on other machines count the steps of the run that come with weights
-        deadline = time.monotonic() + self._settle_s
+        deadline = time.monotonic() + self._flush_s
         while not self._clock.have_all_finished and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         if self._combiner is not None:
@@ -173,7 +173,7 @@ class ParameterServer:
         self._publish()
 
     def take_report(self) -> LearnerReport:
-        """Returns the figures since the last report; losses are in the reports of the workers."""
+        """Returns the metrics since the last report; losses are in the reports of the workers."""
         self._refresh()  # updates at the same moment as the steps
         now, phases = time.monotonic(), self._phases.take()
         report = LearnerReport(

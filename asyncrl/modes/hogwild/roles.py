@@ -197,7 +197,7 @@ def _build_sac_worker(setup: RunSetup, parts: WorkerParts, group: HostEnvGroup) 
         sampler = ReplaySampler(
             stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=parts.seed
         )
-    replay = replay_of(setup.plan.of_one_worker)
+    replay = replay_of(setup.plan.for_one_worker)
     return HogwildSacWorker(
         parts,
         split=Split(0, group, StripeSink(0, group, stripes, limits), actions, parts.phases),

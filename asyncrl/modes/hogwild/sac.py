@@ -11,7 +11,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.sac import SacLearner
-from asyncrl.learner.update_runner import Figures
+from asyncrl.learner.update_runner import StepMetrics
 from asyncrl.models.sac import SacActor
 from asyncrl.modes.hogwild.staleness import StalenessMeter
 
@@ -49,10 +49,10 @@ class HogwildSacLearner(SacLearner):
         self._note_update = note_update
         self._update_once, self._step = self._step, self._update_within_bound
 
-    def _update_within_bound(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        figures = self._meter.update(lambda: self._update_once(inputs, trains_actor), self._pull)
+    def _update_within_bound(self, inputs: Sequence[Tensor], trains_actor: bool) -> StepMetrics:
+        step_metrics = self._meter.update(lambda: self._update_once(inputs, trains_actor), self._pull)
         self._note_update()
-        return figures
+        return step_metrics
 
     def _pull(self) -> None:
         self._storage.sync()

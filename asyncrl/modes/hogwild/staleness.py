@@ -102,7 +102,7 @@ class StalenessMeter:
         """Updates that other processes have made."""
         return self.num_updates - int(self._steps[self._owner])
 
-    def note_pull(self, num_by_others: int) -> None:
+    def record_pull(self, num_by_others: int) -> None:
         """Notes that the present weights have so many updates of others."""
         self._at_pull = num_by_others
 
@@ -113,7 +113,7 @@ class StalenessMeter:
         if self._lock is not None:
             self._lock.acquire()
         try:
-            self.note_pull(self.num_by_others)
+            self.record_pull(self.num_by_others)
             yield
         finally:
             if self._lock is not None and not had_lock:

@@ -125,7 +125,7 @@ class HogwildTrajectoryWorker(HogwildWorker):
         self._learner = learner
         self._places = places
         self._updates: Iterator[Progress] | None = None  # of the rollout that is being trained on
-        split.group.note_dropped(self._clock.use_steps(self.worker_idx))
+        split.group.record_dropped(self._clock.use_steps(self.worker_idx))
 
     def _work(self) -> float:
         """Collects one rollout and learns from it; makes one gradient of it at a time if gradients go to places."""
@@ -151,7 +151,7 @@ class HogwildTrajectoryWorker(HogwildWorker):
                 self.phases.charge(Phase.TRAIN)
                 return 0.0
         if self._updates is not None:
-            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
+            self.record_training(self._learner.take_metrics(), self._learner.skipped_steps)
         self._updates = None
         self._clock.use_steps(self.worker_idx)
         self._slots.free(_SLOT)
@@ -167,7 +167,7 @@ class HogwildTrajectoryWorker(HogwildWorker):
         while self._split.place is not None:
             self._control.count_steps(self.worker_idx, self._split.advance())
             if self._control.ended:
-                self._split.group.note_dropped(self._clock.use_steps(self.worker_idx))
+                self._split.group.record_dropped(self._clock.use_steps(self.worker_idx))
                 return None
         self._slots.take(_SLOT)
         with own_settings():
@@ -210,12 +210,12 @@ class HogwildSacWorker(HogwildWorker):
         if num_updates > 0:
             with own_settings():
                 batches = self._sampler.sample(num_updates, self._config.batch_size)
-                self._sampler.note_ages(self._meter.num_updates, self._clock.num_workers)
+                self._sampler.record_ages(self._meter.num_updates, self._clock.num_workers)
                 if self._config.normalize_input:
                     self._learner.observe(torch.cat([batch.obs for batch in batches]))
                 self.phases.charge(Phase.GATHER)
                 metrics = self._learner.train(batches, self._clock.scheduled_steps)
-                self.note_training(metrics, self._learner.skipped_steps)
+                self.record_training(metrics, self._learner.skipped_steps)
             self._limiter.num_updates += num_updates
             self.phases.charge(Phase.TRAIN)
             return 0.0

@@ -13,7 +13,7 @@ from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.config.replay_checks import replay_problems
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.modes.mode import MORE_MEMORY, Mode, memory_text, warn_of_large_observations
+from asyncrl.modes.mode import MORE_MEMORY, Mode, memory_text, warn_about_large_observations
 
 
 def replay_of(plan: ResourcePlan) -> ReplayPlan:
@@ -40,8 +40,8 @@ def _spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> It
 
 def _spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     smaller = ("--batch_size=32",) if plan.batch_size > 32 else ()
-    yield from warn_of_large_observations(plan, spec, "One batch", plan.batch_size, smaller)
-    if config.exploration_noise != "white" and spec.action.num_deviations == 0:
+    yield from warn_about_large_observations(plan, spec, "One batch", plan.batch_size, smaller)
+    if config.exploration_noise != "white" and spec.action.num_stddevs == 0:
         text = f"--exploration_noise={config.exploration_noise} has no effect: {spec.env_id} has no continuous actions."
         yield Problem(("exploration_noise", "env"), text)
 

@@ -36,8 +36,8 @@ class SlotPoolRoles(TrajectoryRoles):
     ) -> ActingPolicy | ActingPolicies:
         """All policies and opponents of actor number `actor_idx`."""
         plan = setup.plan
-        setups = [setup.of_policy(idx) for idx in range(plan.num_policies)]
-        setups += [setup.of_opponent(number) for number in range(plan.num_opponents)]
+        setups = [setup.for_policy(idx) for idx in range(plan.num_policies)]
+        setups += [setup.for_opponent(number) for number in range(plan.num_opponents)]
         policies = [
             super(SlotPoolRoles, self).acting_policy(each, device, actor_idx * len(setups) + idx, phases)
             for idx, each in enumerate(setups)
@@ -85,5 +85,5 @@ class SlotPoolRoles(TrajectoryRoles):
     ) -> SlotSource:
         plan = setup.plan
         pools = {split_idx: SlotPool(setup.arena, slots, plan, split_idx) for split_idx in groups}
-        weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
+        weights = [WeightsChannel(setup.for_policy(idx).arena) for idx in range(plan.num_policies)]
         return PooledSlots(slots, pools, groups, learners, weights)

@@ -95,7 +95,7 @@ class SimulatorEvaluation(EvaluationWorker):
             self._state = acted.rnn_state
         return acted.action
 
-    def note(self, ends: EpisodeEnds, begins: Tensor) -> None:
+    def record(self, ends: EpisodeEnds, begins: Tensor) -> None:
         """Notes the episodes that ended in a step, and where the next observation begins one, `[N]` bool."""
         self._state = self._state.masked_fill(begins.unsqueeze(-1), 0.0)
         if self._news is None or self._is_complete:
@@ -184,7 +184,7 @@ class EvaluatingGroup(TensorEnvGroup):
             rows = torch.where(is_reset.unsqueeze(-1), self._reset_rows, rows)
         train, evaluate = slice(self.num_envs), slice(self.num_envs, None)
         self._own_rows = rows[evaluate]
-        self._evaluation.note(_ends_of(step.ends, evaluate), begins[evaluate])
+        self._evaluation.record(_ends_of(step.ends, evaluate), begins[evaluate])
         own_fields = (step.reward[train], step.terminated[train], step.truncated[train], step.valid[train])
         return TensorStep(step.next_rows[train], *own_fields, _ends_of(step.ends, train))
 

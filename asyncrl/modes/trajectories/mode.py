@@ -13,7 +13,7 @@ from asyncrl.config.flags import divisor_near, multiples_as_flags
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.modes.mode import MORE_MEMORY, Mode, memory_text, warn_of_large_observations
+from asyncrl.modes.mode import MORE_MEMORY, Mode, memory_text, warn_about_large_observations
 
 _LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
 _OF_SLOTS = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
@@ -97,7 +97,7 @@ def _slots_too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
 
 def _spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     smaller = ("--rollout=16",) if plan.rollout > 16 else ()
-    yield from warn_of_large_observations(plan, spec, "One rollout of one agent", plan.rollout + 1, smaller)
+    yield from warn_about_large_observations(plan, spec, "One rollout of one agent", plan.rollout + 1, smaller)
     has_images = any(kind.observation.has_images for kind in spec.kinds)
     has_convolutions = has_images and config.encoder == config.model == "default"
     rate, usual = config.learning_rate, TrainConfig.model_fields["learning_rate"].default

@@ -81,7 +81,7 @@ def test_without_target_critics_both_observations_are_one_batch(spec: EnvSpec) -
         sample = sac.draw_squashed(learner.algorithm.parts.gaussian_of(parameters), noise[:size])
         values = learner.critic.values(Inputs(obs), sample.action)
         log_probs = learner.algorithm.parts.log_probs_of(parameters)
-        cost = -sac.soft_value_of_parts(values, log_probs, sample.log_prob, torch.tensor(alpha)).mean()
+        cost = -sac.soft_value(values, log_probs, sample.log_prob, torch.tensor(alpha)).mean()
     assert metrics.actor_loss == pytest.approx(float(cost), rel=1e-6)
 
 

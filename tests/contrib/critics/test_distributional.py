@@ -62,7 +62,7 @@ def test_targets_have_the_distribution_with_the_smaller_mean_of_each_choice() ->
     distribution = distributional.next_distribution(bin_log_probs, support, log_probs)
     torch.testing.assert_close(distribution, expected)
     # Without entropy its mean is the soft value.
-    value = sac.soft_value_of_parts(bin_log_probs.exp() @ support, log_probs, randn(6), 0.0 * ALPHA)
+    value = sac.soft_value(bin_log_probs.exp() @ support, log_probs, randn(6), 0.0 * ALPHA)
     torch.testing.assert_close(distribution @ support, value)
 
 

@@ -69,7 +69,7 @@ class Population:
         for idx, channel in enumerate(run.weights):
             channel.publish(np.full(2, idx, np.float32), 1, 0)
         if count > 1:
-            run.configs_of_policies = [config.of_policy(idx).model_copy(update=values) for idx, values in
+            run.policy_configs = [config.for_policy(idx).model_copy(update=values) for idx, values in
                                        enumerate(own or [{}] * count)]  # fmt: skip
         elif own:
             run.config = config.model_copy(update=own[0])
@@ -104,15 +104,15 @@ class Population:
 
 
 class _Control(PoliciesControl):
-    def __init__(self, of_policy: Sequence[RunControl]) -> None:
-        self.of_policy = of_policy
+    def __init__(self, controls: Sequence[RunControl]) -> None:
+        self.controls = controls
 
     def send_training_info(self, content: bytes) -> None:
-        self.of_policy[0].send_training_info(content)
+        self.controls[0].send_training_info(content)
 
     @property
     def num_training_infos(self) -> int:  # type: ignore[override]
-        return self.of_policy[0].num_training_infos
+        return self.controls[0].num_training_infos
 
 
 def _under(prefix: str, specs: Any) -> list[Any]:

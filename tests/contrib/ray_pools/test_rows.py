@@ -243,11 +243,11 @@ def test_a_limit_waits_for_the_weights_that_it_names_and_calls_may_overtake_each
     (pool,) = game.pools
     pool.sender.permit(3, [(0, 5)])
     pool.sender.permit(1, [(1, 2)])
-    assert [pool.limits.of_rows(split) for split in range(2)] == [0, 2]
+    assert [pool.limits.max_rows(split) for split in range(2)] == [0, 2]
     pool.sender.permit(1, [(1, 1)])
-    assert pool.limits.of_rows(1) == 2, "a limit never falls"
+    assert pool.limits.max_rows(1) == 2, "a limit never falls"
     pool.sender.record_publication(4)
-    assert pool.limits.of_rows(0) == 5
+    assert pool.limits.max_rows(0) == 5
 
 
 def test_a_pool_begins_behind_the_rows_of_a_restored_replay() -> None:

@@ -150,7 +150,7 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
             later = of_actor[column][row + 1], trained_obs[column, row + 1]
             action, log_prob, log_probs = acted(actor, *later, noise[1, row, column])
             next_values = target_critic.combine(of_target[column][row + 1], action)
-            next_value = sac.soft_value_of_parts(next_values, log_probs, log_prob, alpha)
+            next_value = sac.soft_value(next_values, log_probs, log_prob, alpha)
             target = batch.reward[column, row] + batch.discount[column, row] * next_value
         taken = batch.action[column, row : row + 1]
         outputs = critic.combine(of_critic[column][row], parts.continuous_of(taken).double())
@@ -170,7 +170,7 @@ def test_an_update_of_sac_is_that_of_networks_stepped_row_by_row(spec: EnvSpec, 
         own = of_actor[column][row], trained_obs[column, row]
         action, log_prob, log_probs = acted(actor, *own, noise[0, row, column])
         values = learner.critic.combine(of_critic[column][row].detach(), action)
-        cost = cost - sac.soft_value_of_parts(values, log_probs, log_prob, alpha).sum() / len(samples)
+        cost = cost - sac.soft_value(values, log_probs, log_prob, alpha).sum() / len(samples)
     cost.backward(inputs=list(actor.parameters()))
     assert metrics.actor_loss == pytest.approx(cost.item(), rel=1e-9)
     torch.testing.assert_close(moments["actor.exp_avg.0"], 0.1 * gradient_of(actor))

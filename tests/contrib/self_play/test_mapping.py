@@ -127,7 +127,7 @@ def test_a_reset_after_one_agent_has_ended_begins_another_game_for_all() -> None
         mapping.begin([0])
         mapping.begin([1])
         mapping.end(0, 0.0)
-        mapping.note_reset(0)
+        mapping.record_reset(0)
         mapping.begin([0])
         mapping.begin([1])
         assert sorted(mapping.policy_idx.tolist()) == [0, 1]
@@ -140,7 +140,7 @@ def test_a_game_that_is_broken_off_or_whose_opponent_changed_has_no_result() -> 
     mapping = SelfPlayMapping(opponents, 1.0, ("a", "b"), 1, seed=0)
     mapping.begin([0, 1])
     mapping.end(0, 1.0)
-    mapping.note_reset(0)
+    mapping.record_reset(0)
     assert sorted(play(mapping, 2)) == [0, 1]
     assert len(mapping.matches) == 1
     mapping.begin([0, 1])
