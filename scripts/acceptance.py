@@ -261,7 +261,7 @@ def kill_at_half(command: list[str], folder: Path) -> None:
             if max(saved, default=0) >= target // 2:
                 break
             time.sleep(0.05)
-    finally:  # also when this script is stopped: the run has a session of its own, which no Ctrl-C reaches
+    finally:  # also when this script is stopped: the run has its own session, which no Ctrl-C reaches
         process.kill()
         process.wait()
     if process.returncode != -signal.SIGKILL:
@@ -377,7 +377,7 @@ def _measure(options: argparse.Namespace) -> int:
                     except (subprocess.CalledProcessError, RuntimeError) as error:
                         print(f"{run.run.name}: {error}", file=sys.stderr)
                         return 1
-        # Made anew, as they read what exists of their runs.
+        # Made again, as they read what exists of their runs.
         made = launches(cases, options.train_dir, options.slots, options.changed)
         for launch in made:
             has_failed |= not launch.make_all()

@@ -4,7 +4,7 @@
     python scripts/compare_policies.py --systems=asyncrl
 
 asyncrl and Sample Factory train HalfCheetah with the settings of `compare_peers.py`, asynchronous, with a learning rate
-that changes nothing; each agent's policy is drawn anew for each episode. Each policy has datasets of its own of 4096
+that changes nothing; each agent's policy is drawn again for each episode. Each policy has datasets of its own of 4096
 samples. A system is compared with itself: the first row of each group is one policy. Results are appended to
 policies.jsonl at once; a measurement with a result is not repeated.
 """

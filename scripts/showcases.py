@@ -144,7 +144,7 @@ class Showcase:
         run_watched(train(system, done, stretch_s), log, stretch_s + START_AND_END_S)
 
     def _asyncrl_command(self, system: System, done: Sequence[float], stretch_s: float) -> list[str]:
-        """`train_for_seconds` counts all stretches, so one that was stopped goes on to its end."""
+        """`train_for_seconds` counts all stretches, so one that was stopped continues to its end."""
         seconds = f"--train_for_seconds={sum(done) + stretch_s:g}"
         place = (f"--train_dir={self._folder}", f"--experiment={system.name}", f"--seed={self._seed}")
         return train_command((*system.flags, *place, *ENDLESS, seconds, "--quiet"))

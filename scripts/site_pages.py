@@ -46,7 +46,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Turns links between files of the repository into links between pages, and names of files into titles.
 
-    A link to what is no page points out of docs/, or to no file, so `mkdocs build --strict` fails.
+    A link to what is not a page points out of docs/, or to no file, so `mkdocs build --strict` fails.
     """
     name = page.file.src_uri
     folder = SOURCES.get(name, ROOT / "docs" / name).parent

@@ -1,4 +1,4 @@
-"""What roles are built with: random numbers of their own, and others when a run goes on; the parts of a replay."""
+"""What roles are built with: random numbers of their own, and others when a run continues; the parts of a replay."""
 
 from __future__ import annotations
 

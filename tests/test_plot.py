@@ -81,7 +81,7 @@ def test_runs_are_compared_over_time_by_their_evaluations_and_by_a_pattern(tmp_p
     assert groups[0]["x"] == pytest.approx([2.0 + idx for idx in range(1, 11)])
     evaluated = numbers(capsys, *command, "--metric=eval", f"--out={tmp_path / 'eval.png'}")["groups"]
     assert (evaluated[0]["x"], evaluated[0]["mean"]) == (pytest.approx([7.0]), [99.0])
-    # A single point is no line, but it is to be seen.
+    # A single point is not a line, but it is to be seen.
     assert (tmp_path / "eval.png").stat().st_size > 5000
 
 

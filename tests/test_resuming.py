@@ -1,4 +1,4 @@
-"""What a run goes on from: settings in their layers, changes that are possible, and the newest usable checkpoint."""
+"""What a run continues from: settings in their layers, changes that are possible, and the newest usable checkpoint."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 class Curve:
     """Values, [N], at strictly increasing positions, [N]: environment steps or seconds.
 
-    NaN is no value; between it and its neighbours there is no value either.
+    NaN is not a value; between it and its neighbours there is no value either.
     """
 
     positions: Array

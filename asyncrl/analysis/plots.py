@@ -32,7 +32,7 @@ class Plot:
         caption: its name in a report.
         read: reads the runs of one figure; raises UsageError if a run has not recorded what is drawn.
         group_of: the group of a run, None for a run without one. The runs of a group are in one figure; the command
-            draws all its runs as one group. Without this function each run has a figure of its own.
+            draws all its runs as one group. Without this function each run has its own figure.
     """
 
     description: str

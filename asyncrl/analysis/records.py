@@ -193,7 +193,7 @@ def differing_settings(runs: Iterable[Run]) -> list[str]:
 
 
 class NoRecords(UsageError):
-    """A path that exists has no records: it is no run, or the run has not trained yet."""
+    """A path that exists has no records: it is not a run, or the run has not trained yet."""
 
 
 def read_runs(paths: Sequence[Path], say: Callable[[str], None]) -> list[Run]:
@@ -267,7 +267,7 @@ def _processor_time(records: Sequence[Record]) -> Curve:
     for record in records:
         if _is_number(record.get(CORES)) and _is_number(record.get(ELAPSED)):
             cpu_s += record[CORES] * max(0.0, record[ELAPSED] - before_s)
-            # A resumed run goes on at the time of its checkpoint, which is before the last record.
+            # A resumed run continues at the time of its checkpoint, which is before the last record.
             before_s, most_s = record[ELAPSED], max(most_s, record[ELAPSED])
             points.append((most_s, cpu_s))
     return make_curve(points)

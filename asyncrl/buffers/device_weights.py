@@ -50,7 +50,7 @@ class DeviceWeights:
 def allocate_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
     """Allocates the buffers on the learner's device and writes their handle into the arena.
 
-    Returns None if the device is no CUDA device, or its memory cannot be shared.
+    Returns None if the device is not a CUDA device, or its memory cannot be shared.
     """
     if device.type != "cuda":
         return None

@@ -131,7 +131,7 @@ class ReplayStripes:
 
     @property
     def num_held_steps(self) -> int:
-        """Rows that can be read, times environments: environment steps, and a few rows that are no steps."""
+        """Rows that can be read, times environments: environment steps, and a few rows that are not steps."""
         rows = (self.num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
         return sum(rows) * self.num_envs
 

@@ -10,7 +10,7 @@ from asyncrl.run.preflight import Preflight
 
 
 class Options(BaseModel):
-    """Flags of the command that are no settings, as fields made by `asyncrl.config.flags.option`."""
+    """Flags of the command that are not settings, as fields made by `asyncrl.config.flags.option`."""
 
     def find_problems(self) -> Iterable[str]:
         """A sentence for each mistake in the combination of the options."""

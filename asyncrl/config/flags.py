@@ -86,7 +86,7 @@ def split_flags(
         elif switches[name]:
             texts[name] = rest.pop(0) if rest and rest[0].lower() in _TRUTH_VALUES else "True"
         else:
-            values: list[str] = []  # all texts up to the next flag for a list, else one; a negative number is no flag
+            values: list[str] = []  # a list takes all texts up to the next flag; a negative number is not a flag
             own = policy_flag(name)
             setting = settings.get(name if own is None else own[1])
             takes_several = setting is not None and setting.is_list
@@ -204,7 +204,7 @@ def refused_value(name: str, value: Any, expected: str, where: str = "--", reaso
 
 
 def _unexpected(token: str, known: Mapping[str, bool]) -> str:
-    """The sentence about an argument that is no flag, with the flag that was probably meant."""
+    """The sentence about an argument that is not a flag, with the flag that was probably meant."""
     name, equals, value = token.lstrip("-").partition("=")
     name = name.replace("-", "_")
     if name in known:

@@ -115,7 +115,7 @@ def load(
 
     Args:
         argv: arguments without the program's name.
-        extra_flags: flags of this command line that are no settings.
+        extra_flags: flags of this command line that are not settings.
         program: for --help.
         description: for --help.
         examples: commands that --help shows.

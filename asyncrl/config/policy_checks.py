@@ -38,7 +38,7 @@ def policy_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem
         where = f"policy.{policy_idx}."
         if policy_idx >= config.num_policies:
             last = config.num_policies - 1
-            text = f"--{where}{next(iter(own), 'NAME')}: there is no policy {policy_idx}, they are 0 to {last}."
+            text = f"--{where}{next(iter(own), 'NAME')}: policy {policy_idx} does not exist (policies are 0 to {last})."
             yield make_problem("policies num_policies", text, f"--num_policies={policy_idx + 1}")
         for name, value in own.items():
             if name in _OF_ALL_POLICIES:

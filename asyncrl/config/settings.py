@@ -157,7 +157,7 @@ def read_scalar(text: str, setting: Setting) -> Any:
     """Reads the text of a flag: unchanged for a text setting unless the text is `none`, as a YAML value otherwise.
 
     Raises:
-        UsageError: the text is no YAML value, such as an unclosed bracket.
+        UsageError: the text is not a YAML value, such as an unclosed bracket.
     """
     if setting.is_text:
         return None if setting.is_nullable and text in ("none", "None") else text
@@ -180,7 +180,7 @@ def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> d
         settings: known settings by name; None for those of the package.
 
     Raises:
-        UsageError: the file cannot be read, is no mapping, or has a key twice or a tag (`!name`), which would give a
+        UsageError: the file cannot be read, is not a mapping, or has a key twice or a tag (`!name`), which would give a
             value another type than its text shows.
     """
     path = expand_user(path)

@@ -46,7 +46,7 @@ def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
     for name, value in read.items():
         if ":" in name and value is None:
             with_space = name.replace(":", ": ")
-            raise ValueError(f"{name!r} is no argument; YAML wants a space after the colon, {with_space!r}")
+            raise ValueError(f"{name!r} is not an argument; YAML wants a space after the colon, {with_space!r}")
     return read
 
 

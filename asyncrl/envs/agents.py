@@ -58,7 +58,7 @@ class AgentsState:
         obs: next observation, or the final one of an agent whose episode ended; None where there is none: the agent is
             absent, or it is not to move and was not observed. The final one of a truncated episode is one at which the
             agent would move: None means that it waits, so what its last action leads to is not known.
-        is_present: whether the agent's episode goes on. An agent that was absent before begins one.
+        is_present: whether the agent's episode continues. An agent that was absent before begins one.
         moves: whether the agent chooses an action now. One that is present and does not move waits.
         reward: of the step.
         terminated, truncated: whether the step ended the agent's episode.
@@ -355,7 +355,7 @@ class TurnAgents(AgentsEnv):
         if not env.agents or num_left == 0:
             raise UsageError(
                 f"{self.env_id}: after {call} and steps without an action for the agents whose episodes have ended, no "
-                "agent is selected whose episode goes on."
+                "agent is selected whose episode continues."
             )
         place = self._selected(call)
         state.moves[place] = True

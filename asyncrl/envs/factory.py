@@ -461,7 +461,7 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
 
 def _gym_message(env_id: str) -> str:
     return (
-        f"{env_id} is no environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of "
+        f"{env_id} is not an environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of "
         "gymnasium.spaces, not those of the package gym."
     )
 

@@ -50,7 +50,7 @@ class ObservationCodec:
         try:
             array = np.asarray(observation)
         except (ValueError, TypeError):  # such as lists of different lengths
-            raise ObservationMismatch(f"a {type(observation).__name__} that is no array") from None
+            raise ObservationMismatch(f"a {type(observation).__name__} that is not an array") from None
         if array.shape != self.shape or not np.can_cast(array.dtype, row.dtype, "same_kind"):
             raise ObservationMismatch(
                 f"shape {array.shape} and dtype {array.dtype}, but its space promises shape {self.shape} and dtype "

@@ -402,7 +402,7 @@ class EnvSpec:
 
     @property
     def num_agents(self) -> int:
-        """Agents of an environment, each with a column of its own."""
+        """Agents of an environment, each with its own column."""
         return max(1, len(self.agents))
 
     @property

@@ -165,7 +165,7 @@ class SingleTensorEnv(SingleEnv):
 class ArraysOfTensors(VectorWrapper):
     """A vectorized environment of tensors as one of arrays in host memory (`--env_backend=gym_vector`).
 
-    So a process of its own can step a simulator on one device while the learner trains on another. Each step copies
+    So a separate process can step a simulator on one device while the learner trains on another. Each step copies
     actions to the simulator's device, and observations, rewards and ends from it; `infos` when an episode ends.
     """
 

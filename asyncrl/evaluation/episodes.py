@@ -220,9 +220,9 @@ def evaluate(
         make: makes the environment of an index; None makes those of the policy's run.
         others: further players of agents.
         choose: which of `(policy, *others)` plays an agent in an episode; each plays agents with one kind of spaces.
-        max_steps: steps after which an episode ends here, although it would go on; None for no limit.
+        max_steps: steps after which an episode ends here, although it would continue; None for no limit.
         global_seed: seed of Python's, NumPy's and PyTorch's global generators and of the environments' spaces; by
-            default derived from `seed`. The generators are restored at the end, because training may go on here.
+            default derived from `seed`. The generators are restored at the end, because training may continue here.
 
     Raises:
         EvaluationCut: the environment failed more often than `max_env_failures` allows, or a new one failed in the same

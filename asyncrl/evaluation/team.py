@@ -38,7 +38,7 @@ class Team(NamedTuple):
 def load_team(policy: Policy, checkpoint: Path, device: str, seed: int) -> Team:
     """The policy that was loaded from `checkpoint` and others of its run, as evaluations in training have it.
 
-    With `--policy_mapping=independent` each agent has a policy of its own.
+    With `--policy_mapping=independent` each agent has its own policy.
 
     Raises:
         UsageError: the checkpoint is in no run's folder, or the run has no checkpoint of a policy that is needed.

@@ -73,7 +73,7 @@ class ReplayLearner:
             TrainedNetwork, config=config, dtype=self._dtype, storage=storage, learning_rate=self._rate
         )
         self._make_target = functools.partial(TargetNetwork, config=config, dtype=self._dtype, storage=storage)
-        self._reported: dict[str, float] = {}  # metrics that are no metrics of steps
+        self._reported: dict[str, float] = {}  # metrics that `step` does not return
 
     def _set_up(
         self,

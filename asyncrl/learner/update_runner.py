@@ -50,7 +50,7 @@ class UpdateRunner(Generic[Kind]):
     """Runs updates as CUDA graphs, one for each kind of update."""
 
     def __init__(self, update: Update[Kind], device: torch.device, num_ranks: int = 1) -> None:
-        """Captures nothing yet; the update's tensors are on `device`. Of several ranks none goes on after a failure."""
+        """Captures nothing yet; the update's tensors are on `device`. With several ranks a failure stops all."""
         self._update = update
         self._has_ranks = num_ranks > 1
         self._device = device

@@ -14,7 +14,7 @@ from asyncrl.models.sac import SacActor
 class DeterministicActor(SacActor):
     """A network as SAC's actor has; its outputs are actions before tanh. Noise is added where rollout workers act.
 
-    The noise (`asyncrl.models.exploration`) is no part of the policy: evaluations and exported files are without it.
+    The noise (`asyncrl.models.exploration`) is not part of the policy: evaluations and exported files are without it.
     """
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:

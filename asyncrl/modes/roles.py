@@ -3,7 +3,7 @@
 worker      steps environments; with local inference it acts, and in some modes it trains
 inference   acts for workers (central inference only)
 learner     trains and publishes weights; one for each policy
-exchange    takes samples from workers and gives them room, in a thread of its own beside the learner
+exchange    takes samples from workers and gives them room, in its own thread beside the learner
 evaluation  plays whole episodes with published weights
 """
 

@@ -24,7 +24,7 @@ def load_callbacks(names: Sequence[str]) -> list[Observer]:
     """Returns the callbacks of these names; a class or function is called without arguments.
 
     Raises:
-        UsageError: there is no such callback, it raises an exception, or it is no observer of known events.
+        UsageError: there is no such callback, it raises an exception, or it is not an observer of known events.
     """
     loaded = []
     for name in names:

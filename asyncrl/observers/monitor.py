@@ -165,8 +165,8 @@ class Monitor:
         self._num_failed_saves = 0
         self.num_restarts = restarts
         # (time, env_steps) at the end of the first dataset, of the last one before the last record, of the last one.
-        # A dataset is trained in one go, so steps arrive in lumps: speeds are measured from one end to another. The
-        # speed of the run begins with the first end, so that it does not include the start-up.
+        # A dataset is trained at once, so steps are reported once per dataset: speeds are measured from one end to
+        # another. The speed of the run begins with the first end, so that it does not include the start-up.
         self._first_trained: tuple[float, int] | None = None
         self._recorded_trained: tuple[float, int] | None = None
         self._last_trained: tuple[float, int] | None = None

@@ -70,7 +70,7 @@ class TrackedRun(Protocol):
         """Adds a record; all values are finite."""
 
     def save(self, name: str, files: Sequence[Path]) -> None:
-        """Keeps the files of a checkpoint, under a name of their own."""
+        """Keeps the files of a checkpoint, under their own name."""
 
     def save_video(self, env_steps: int, name: str, file: Path) -> None:
         """Keeps a video; `name` is the same for all videos of a policy."""

@@ -62,7 +62,7 @@ class RunFailed(Exception):
         details: a traceback, or "".
         exit_code: exit code of the command.
         is_final: starting the process again would not help.
-        is_death: what failed is no mistake of the user's code: a process or a machine was lost.
+        is_death: what failed is not a mistake of the user's code: a process or a machine was lost.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ def _fork_server_pid() -> int | None:
 def _leave_fork_server_to_its_owner() -> None:
     """Forgets a fork server that this process has inherited: only its parent can wait for it.
 
-    So a process that was forked from one that has trained starts a fork server of its own.
+    So a process that was forked from one that has trained starts its own fork server.
     """
     pid = _fork_server_pid()
     if pid is None:

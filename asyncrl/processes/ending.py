@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 def end_process(code: int) -> NoReturn:
-    """Exits with `code`; at once, after the functions of `atexit`, if threads that are no daemons still run."""
+    """Exits with `code`; at once, after the functions of `atexit`, if threads that are not daemons still run."""
     if any(not thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate()):
         atexit._run_exitfuncs()
         flush_output()

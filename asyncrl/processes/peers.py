@@ -212,7 +212,8 @@ class Peers:
         """Notes the exit code of this rank, which other ranks are told if it is a failure.
 
         Args:
-            exit_code: after a stop by a signal, all ranks have ended together and 128 plus its number is no failure.
+            exit_code: after a stop by a signal, all ranks have ended together, and 128 + signal number counts as a
+            normal stop.
             was_stopped_at_once: this rank has ended without the others, whose learners may wait for it.
         """
         if was_stopped_at_once:

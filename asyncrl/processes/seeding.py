@@ -20,7 +20,7 @@ import numpy as np
 class Stream(enum.IntEnum):
     """What random numbers are drawn for. Environments and actors have seeds by number, see `asyncrl.envs.factory`.
 
-    A feature has a number of its own: 10 is taken.
+    A feature has its own number: 10 is taken.
     """
 
     RANK = 0

@@ -1,8 +1,9 @@
-"""Environments of several agents: each agent of each environment has a column of its own.
+"""Environments of several agents: each agent of each environment has its own column.
 
 Columns follow the rule of rows (`asyncrl.buffers.layout`). What several agents add:
 
-waits     An agent that is present and not to move has an idle row. It is no sample. Its reward, and its episode's end,
+waits     An agent that is present and not to move has an idle row. It is not a sample. Its reward, and its episode's
+end,
           belong to the agent's last action (`asyncrl.algorithms.losses`).
 absent    Before an agent appears and after its episode has ended, its rows are neither valid nor idle.
 truncated The next row of this agent holds its final observation. If the whole environment is over then, no agent of it

@@ -314,7 +314,7 @@ class EnvGroup(HostEnvGroup):
         self._returns = [0.0] * len(envs)
         # Lengths of episodes and numbers of steps follow from the row's number, so no step counts them.
         self._num_rows = 0
-        self._skipped_rows = [0] * len(envs)  # rows that are no environment step
+        self._skipped_rows = [0] * len(envs)  # rows that are not environment steps
         self._first_rows = [0] * len(envs)  # the row of the first step of the episode
         self._last_rows = [0] * len(envs)  # the row at which the time limit is reached
 

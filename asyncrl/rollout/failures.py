@@ -72,7 +72,7 @@ class WrongAgents(EnvironmentTrouble):
 
 
 class WrongResult(EnvironmentTrouble):
-    """`step` returned a value that cannot be read, such as a reward that is no number."""
+    """`step` returned a value that cannot be read, such as a reward that is not a number."""
 
 
 class EnvironmentsKeepFailing(Exception):
@@ -242,7 +242,7 @@ class _LastFailure:
 
 @dataclass(frozen=True)
 class LostStep:
-    """A step that is no sample. The environment was reset, and the next row holds the first observation.
+    """A step that is not a sample. The environment was reset, and the next row holds the first observation.
 
     Attributes:
         env: number of the environment in its group.

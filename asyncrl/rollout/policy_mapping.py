@@ -162,7 +162,7 @@ def choose_by_name(mapping: str, num_policies: int, spec: EnvSpec, seed: int) ->
         nearest = max(1, (2 * num_policies + num_kinds) // (2 * num_kinds)) * num_kinds
         raise UsageError(
             f"{spec.env_id} has agents with {num_kinds} different spaces, each with as many policies, and "
-            f"--num_policies={num_policies} is no multiple of that: set --num_policies={nearest}."
+            f"--num_policies={num_policies} is not a multiple of that: set --num_policies={nearest}."
         )
     if mapping in ("random", "by_space"):
         specs, generator = specs_of_policies(spec, mapping, num_policies), np.random.default_rng(seed)

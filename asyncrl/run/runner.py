@@ -317,7 +317,7 @@ class _ParallelRun:
     def _wait(self) -> tuple[dict[str, LearnerOutcome], list[ChildFailure]]:
         """Waits until a process ends, at most `WATCH_S`, and sends all reports.
 
-        Returns the outcomes of learners that have ended, and the failures of processes that the run needs: it goes on
+        Returns the outcomes of learners that have ended, and the failures of processes that the run needs: it continues
         without evaluations and videos.
         """
         outcomes, failures = {}, []
@@ -342,7 +342,7 @@ class _ParallelRun:
     def _let_save(self) -> None:
         """Waits until the learners, which were asked to stop, have saved, at most `SAVE_S`; raises `StopAtOnce`.
 
-        If `steer` finds that the run cannot go on, learners may wait for other ranks for ever: they have `GRACE_S`.
+        If `steer` finds that the run cannot continue, learners may wait for other ranks for ever: they have `GRACE_S`.
         """
         began = time.monotonic()
         while self._learns and time.monotonic() - began < SAVE_S:

@@ -47,7 +47,7 @@ class Trainer:
             preset: name of a preset to use instead of the one for the environment; `none` for no preset.
 
         Raises:
-            UsageError: `config` is no `TrainConfig`; a callback is not an `Observer`, or has a method that is named
+            UsageError: `config` is not a `TrainConfig`; a callback is not an `Observer`, or has a method that is named
                 like an event and is not one.
         """
         if not isinstance(config, TrainConfig):

@@ -38,7 +38,7 @@ class LearningLog:
             self._write(env_steps, float(sum(values) / len(values)))
 
     def is_policy_due(self, env_steps: int) -> bool:
-        """Returns whether a mark was passed since the last call; the end is no mark."""
+        """Returns whether a mark was passed since the last call; the end is not a mark."""
         num_left = len(self._step_marks) + len(self._time_marks_s)
         self._step_marks = [mark for mark in self._step_marks if mark > env_steps]
         self._time_marks_s = [mark for mark in self._time_marks_s if mark > self.seconds]

@@ -295,5 +295,5 @@ def variant(text: str, commit: str | None) -> Asyncrl:
     name, _, flags = text.partition("=")
     split = tuple(shlex.split(flags))
     if not re.fullmatch(r"[\w.-]+", name) or not split or not all(flag.startswith("--") for flag in split):
-        raise ValueError(f"{text!r} is no variant: expected NAME='--flag=value --flag=value'")
+        raise ValueError(f"{text!r} is not a variant: expected NAME='--flag=value --flag=value'")
     return Asyncrl(name, f"asyncrl, {name}", split, commit)

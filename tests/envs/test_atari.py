@@ -30,7 +30,7 @@ def test_ales_vectorized_environment_gives_what_the_wrappers_give_to_the_bit() -
         if terminated:
             observation = env.reset()[0]
             ends.append(int(infos["lives"][0]))
-    assert ends[:5] == [4, 3, 2, 1, 5], "four lives of a game that goes on, then the next game"
+    assert ends[:5] == [4, 3, 2, 1, 5], "four lives of a game that continues, then the next game"
     vector_env.close()
 
 

@@ -241,7 +241,7 @@ def test_an_environment_of_the_package_gym_is_said_to_be_that() -> None:
     class Older(Old):
         pass
 
-    text = "is no environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of gymnasium."
+    text = "is not an environment of Gymnasium: its class must inherit from gymnasium.Env and have spaces of gymnasium."
     for kind in (Old, Older):
         maker = EnvMaker(kind)
         assert refusal(maker).startswith(f"{maker} {text}")

@@ -1,4 +1,4 @@
-"""A command line in a process of its own, as a user starts it."""
+"""A command line in its own process, as a user starts it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PROBE = (
     "--encoder_mlp_layers=[16]",
     "--report_every_s=0.2",
 )
-"""Settings of a run that goes on until it is stopped."""
+"""Settings of a run that continues until it is stopped."""
 
 
 class Command:
-    """A command in a session of its own, so that all of its processes can be found.
+    """A command in its own session, so that all of its processes can be found.
 
-    `is_fresh`: it is started by an interpreter of its own, although it could be started quickly.
+    `is_fresh`: it is started by its own interpreter, although it could be started quickly.
     """
 
     def __init__(

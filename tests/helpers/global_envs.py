@@ -1,6 +1,6 @@
 """Environments that draw from global generators and from their spaces, and note what they drew.
 
-Made as `global_envs:NAME`. Each environment writes a file of its own in `folder`, a line of draws at each reset.
+Made as `global_envs:NAME`. Each environment writes its own file in `folder`, a line of draws at each reset.
 """
 
 from __future__ import annotations

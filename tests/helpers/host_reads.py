@@ -20,7 +20,7 @@ import asyncrl
 _PACKAGE = str(Path(asyncrl.__file__).parent)
 
 _READS = {Tensor.cpu, Tensor.numpy, Tensor.tolist}
-"""Calls that are no operation of PyTorch if a tensor is on the CPU."""
+"""Calls that are not operations of PyTorch if a tensor is on the CPU."""
 
 _OF_HOST = {torch.randperm, torch.randint}
 """Make tensors of the host, which are free to read."""

@@ -98,7 +98,7 @@ class MortalRun:
         )
 
     def let_roles_act(self) -> None:
-        """Lets everyone go on, and puts others in the place of the dead as the runner does."""
+        """Lets everyone continue, and puts others in the place of the dead as the runner does."""
         for worker_idx, worker in enumerate(self.workers):
             try:
                 if worker is not None:

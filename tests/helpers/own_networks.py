@@ -32,7 +32,7 @@ class Scaled(nn.Module):
 
 @asyncrl.register_model("sac_model")
 class OwnActor(SacActor):
-    """A policy with an encoder of its own; its critics are the package's."""
+    """A policy with its own encoder; its critics are the package's."""
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         self.encoder: Any = Scaled(spec.observation, config)

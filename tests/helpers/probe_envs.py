@@ -98,7 +98,7 @@ class ContextualBandit(_Probe):
 class HiddenOffset(gymnasium.Env):
     """A bandit of four arms. The reward of 1 for the arm that `shown` names is lost in `scale` times a hidden sign.
 
-    So an advantage tells how good an arm is only if the critic sees the hidden sign, which is no help for choosing.
+    So an advantage tells how good an arm is only if the critic sees the hidden sign, which is not a help for choosing.
     """
 
     action_space = Discrete(4)
@@ -125,7 +125,7 @@ class HiddenOffset(gymnasium.Env):
 class EndlessReward(_Probe):
     """Reward -5 for leaving the reset observation [1, 0], 1 for each step after it.
 
-    Cut off after `length` steps, it goes on as far as the values are concerned: the observation is [0, 0] and
+    Cut off after `length` steps, it continues as far as the values are concerned: the observation is [0, 0] and
     V([0, 0]) = 1 / (1 - gamma), V([1, 0]) = -5 + gamma / (1 - gamma). Terminated, the observation shows the step t as
     [0, t], and the value is the finite sum that is left. The final observation is never the reset one.
     """

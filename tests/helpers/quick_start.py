@@ -34,7 +34,7 @@ class QuickProcess:
     """A command, with the part of `subprocess.Popen` that tests use. Its streams are pipes."""
 
     def __init__(self, module: str, flags: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
-        """Starts it in a session of its own."""
+        """Starts it in its own session."""
         context = process_context()
         start_loading_modules(context)
         streams = [os.pipe() for _ in range(2)]

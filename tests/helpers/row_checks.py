@@ -454,7 +454,7 @@ def _check_stripe(
             is_cut = is_dead and at == start + num_rows - 1
             flags = tuple(bool(own[name][at]) for name in ("valid", "terminated", "truncated"))
             if not row.valid:
-                assert flags == (False, False, False), "a final observation is no start and ends nothing"
+                assert flags == (False, False, False), "a final observation is not a start and ends nothing"
                 continue
             step = lives[number].step(row.episode, row.step)
             truncated = step.truncated or (is_cut and not step.terminated)

@@ -165,7 +165,7 @@ def run(
         folder: where checkpoints, logs and records go.
         mode: one of `MODES`.
         env: a class of `probe_envs`, or any registered id.
-        resume_from: the checkpoint that the run goes on from.
+        resume_from: the checkpoint that the run continues from.
         policy_starts: checkpoint and environment steps of each of several policies.
         recorded: keep every dataset; the learner's publications then take their time.
         spec: what the environment is, if it is known.

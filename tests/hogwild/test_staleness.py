@@ -194,7 +194,7 @@ def test_gradients_that_are_combined_have_the_age_of_their_publication() -> None
     for _ in range(2):
         second.poll()
         pair.server.train_once(0.0)
-    first._learner.begin = lambda: None  # goes on with what it has pulled
+    first._learner.begin = lambda: None  # continues with what it has pulled
     statistics = first._learner._statistics
     statistics.published = {first._learner.policy_version: statistics.obs_statistics}
     first.poll()

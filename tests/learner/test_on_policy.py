@@ -323,7 +323,7 @@ def test_the_limit_of_the_deviation_falls_in_the_second_half_of_the_run() -> Non
     for env_steps, expected in ((499, 2.0), (500, 0.8), (750, 0.4), (1000, 0.2), (1500, 0.2)):
         metrics = train_on(learner, actor.collect(actor.receive(learner)), env_steps)
         assert metrics is not None
-        assert metrics.max_ratio_deviation_first_batch < 1e-4, "the limit is no difference to the policy that has acted"
+        assert metrics.max_ratio_deviation_first_batch < 1e-4, "acting has the same limit"
         actor.receive(learner)  # the policy that acts has it, too
         deviations = actor.model.act(torch.zeros(1, 3)).action_parameters[0, 2:].exp()
         torch.testing.assert_close(deviations, torch.tensor([expected, min(expected, 0.3)]))

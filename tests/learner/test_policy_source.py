@@ -130,7 +130,7 @@ def test_an_iteration_in_sync_is_all_slots_and_frees_them_together_after_trainin
         dataset = run.source.collect(columns)
         assert dataset.reward[T - 1].int().tolist() == [number for number in numbers for _ in range(2)]
         run.source.poll()
-        assert list(run.taken) == [iteration - 1] * NUM_SLOTS, "no worker may go on before the weights are published"
+        assert list(run.taken) == [iteration - 1] * NUM_SLOTS, "no worker may continue before the weights are published"
         assert [waker.count for waker in run.wakers] == [iteration - 1] * 2
         run.source.release(columns)
         assert list(run.taken) == [iteration] * NUM_SLOTS

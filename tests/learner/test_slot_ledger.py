@@ -231,7 +231,7 @@ def test_only_slots_with_a_sample_older_than_allowed_are_dropped_and_collected_a
     book.grant()
     old, young, mixed = book.hand_over(0, version=4), book.hand_over(1, version=5), book.hand_over(2, version=9)
     book.slots.policy_version[mixed, 1] = 4
-    book.slots.policy_version[young, -1] = 4  # the row after the last step is no sample
+    book.slots.policy_version[young, -1] = 4  # the row after the last step is not a sample
     book.slots.valid[old, 1, 0] = False
     assert book.ledger.take_dataset(learner_version=15) is None
     assert book.ledger.dropped_samples == 3 + 4

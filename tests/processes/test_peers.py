@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 def join(free_port: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Peers]:
     """Makes one of two ranks, which beats fast."""
     monkeypatch.setattr(peers, "BEAT_S", 0.02)
-    monkeypatch.setattr(peers, "_LONGEST_INTERVAL_S", 0.1)  # a process that gets no core is no silence
+    monkeypatch.setattr(peers, "_LONGEST_INTERVAL_S", 0.1)  # a process that gets no core is not a silence
     return lambda rank: Peers(RankAddress(rank, 2, rank, 2, "127.0.0.1", free_port, has_store=True, meeting="test"))
 
 

@@ -227,7 +227,7 @@ def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
 
 
 def run_program(call: str) -> subprocess.Popen[str]:
-    """A Python process of its own that calls a function of `child_targets`."""
+    """A separate Python process that calls a function of `child_targets`."""
     program = f"import sys; sys.path.insert(0, {HELPERS!r}); import child_targets; child_targets.{call}"
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 

@@ -242,7 +242,7 @@ def test_episodes_are_counted_in_the_environments_own_rewards_and_steps() -> Non
         (np.zeros((1, 2)), "shape (1, 2) and dtype float64"),  # and take this one as it is
         (np.zeros(2, complex), "shape (2,) and dtype complex128"),
         (np.array(["a", "b"]), "shape (2,) and dtype <U1"),
-        ([[0.0], [1.0, 2.0]], "a list that is no array"),
+        ([[0.0], [1.0, 2.0]], "a list that is not an array"),
     ],
 )
 @pytest.mark.parametrize("tolerates_failures", [False, True])

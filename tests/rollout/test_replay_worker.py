@@ -89,7 +89,7 @@ def test_no_transition_starts_from_a_step_that_failed_or_leads_across_it(failure
     run.limits.set(None, ENDLESS)
     run.step(7)
     stripes = run.stripes
-    # Row 3 holds what was seen last before the failure, row 4 what the environment began anew with.
+    # Row 3 holds what was seen last before the failure, row 4 what the environment began again with.
     begun = -1.0 if isinstance(failure, Exception) else -3.0
     assert stripes.obs[0, 1:5, 0, 0].tolist() == [-2.0, 2.0, 3.0, begun]
     assert stripes.valid[0, :5, 0].tolist() == [True, True, True, False, True]

@@ -40,7 +40,7 @@ def test_a_player_learns_from_what_it_gets_while_it_waits(tmp_path: Path, mode: 
     if mode == "serial":  # states in training are those of acting, across rows in which a player waits
         assert max(metrics.max_ratio_deviation_first_batch for metrics in trained) < 1e-4
     last = finished.learner_reports[-1]
-    assert last.agent_steps < last.env_steps  # one of the two moves, and some last actions are no samples
+    assert last.agent_steps < last.env_steps  # one of the two moves, and some last actions are not samples
 
 
 def test_a_mask_of_a_player_that_waits_may_forbid_everything(tmp_path: Path) -> None:

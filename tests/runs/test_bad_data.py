@@ -1,4 +1,4 @@
-"""Environments that fail or give what is no number, and training that diverges: the run goes on, or says why not."""
+"""Environments that fail or return NaN, and training that diverges: the run continues, or says why not."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_others_go_on_while_a_worker_hangs(
     training = train(start, "Stands", "--env_step_timeout=100000", *backend, only=5, sign=str(sign))
     training.wait_until(sign.exists, "a worker stands")
     before = steps_so_far(training)
-    training.wait_until(lambda: steps_so_far(training) >= before + 5000, "the other one goes on")
+    training.wait_until(lambda: steps_so_far(training) >= before + 5000, "the other one continues")
     training.process.terminate()
     code, _, stderr = training.finish()
     assert code == 143, stderr
@@ -190,7 +190,7 @@ def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command
     log = training.folder / "logs" / "rollout-0.log"
     training.wait_until(lambda: len(pids(log)) == 2, "the worker was replaced")
     before = steps_so_far(training)
-    training.wait_until(lambda: steps_so_far(training) >= before + 5000, "it goes on")
+    training.wait_until(lambda: steps_so_far(training) >= before + 5000, "it continues")
     training.process.terminate()
     code, _, stderr = training.finish()
     assert code == 143, stderr

@@ -43,7 +43,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_training_goes_on(start:
     folder.unlink()
     aside.rename(folder)
     steps = command.records()[-1]["env_steps"]
-    command.wait_until(lambda: command.records()[-1]["env_steps"] > steps, "training goes on")
+    command.wait_until(lambda: command.records()[-1]["env_steps"] > steps, "training continues")
     os.killpg(command.process.pid, signal.SIGINT)
     code, out, err = command.finish()
     assert code == 130, err

@@ -107,7 +107,7 @@ def test_graphs_of_inference_answer_as_the_model_with_weights_that_change(
         np.testing.assert_allclose(answer.log_prob, log_prob, rtol=1e-3, atol=1e-3)
         actions.append(answer.action[:4].copy())
     assert actor.pop_warning() is None
-    assert len({action.tobytes() for action in actions}) > len(actions) // 2, "each batch draws anew"
+    assert len({action.tobytes() for action in actions}) > len(actions) // 2, "each batch draws again"
 
 
 @SPECS

@@ -40,7 +40,7 @@ def run(
     limit: Callable[[], None] | None = None,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, whose system is changed by `prelude` or by `limit` first."""
+    """A command in its own process, whose system is changed by `prelude` or by `limit` first."""
     code = f"import sys\n{prelude}\nfrom asyncrl.{command} import main\nif __name__ == '__main__': sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],

@@ -258,7 +258,7 @@ def test_a_killed_worker_costs_the_policies_nothing_and_a_killed_learner_ends_th
             ("--policy.1.initial_stddev=0.1", "--final_stddev=0.3"),
             "Policy 1: --final_stddev=0.3 is greater than --initial_stddev=0.1. Would pass: --policy.1.initial_stddev=",
         ),
-        (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),
+        (("--policy.2.gamma=0.9",), "policy 2 does not exist (policies are 0 to 1)"),
         (("--policy.1.gamma=3",), "--policy.1.gamma=3 is not possible: expected a number at least 0 and at most 1"),
         (("--policy_mapping=independent",), "independent needs one policy for each agent"),
         (("--policy_mapping=nothing",), "is not shared, by_space, independent, random or module:function"),

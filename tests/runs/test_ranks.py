@@ -71,7 +71,7 @@ def process_of(run: Command, rank: int) -> psutil.Process:
 
 
 def assert_all_gone(run: Command) -> None:
-    """No process of any rank lives; torchrun gives each a session of its own."""
+    """No process of any rank lives; torchrun gives each its own session."""
     started = [pid for log in run.folder.glob("**/logs/*.log") for pid in pids(log)]
     assert len(started) > 2
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in started), 10.0, "all processes are gone")
@@ -137,7 +137,7 @@ def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [("--env=CartPole-v1", *PROBE), SAC], ids=["ppo", "sac"])
 def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    # Each rank has a clock of its own, which begins when it does: the first to reach the limit ends the run.
+    # Each rank has its own clock, which begins when it does: the first to reach the limit ends the run.
     run = ranks(2, tmp_path, *flags, "--train_for_seconds=3", "--train_for_env_steps=100000000")
     code, _, errors = run.finish()
     assert code == 0, errors

@@ -1,4 +1,4 @@
-"""A run that was killed goes on: to the bit in serial mode, and with everything counted on in parallel mode."""
+"""A run that was killed continues: to the bit in serial mode, and with everything counted on in parallel mode."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ assert first.policy().act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
 """
 
 
-# As in a kernel, the cells are executed in a `__main__` that is no file which another process could import.
+# As in a kernel, the cells are executed in a `__main__` that is not a file which another process could import.
 @pytest.mark.parametrize("program", [("-c", "import sys; exec(sys.stdin.read())"), ("-",)], ids=["notebook", "stdin"])
 def test_a_notebook_trains_on_a_function_of_a_cell_and_again_and_prints_nothing(
     tmp_path: Path, program: tuple[str, ...]

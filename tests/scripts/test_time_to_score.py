@@ -398,7 +398,7 @@ def test_an_outcome_is_stored_compared_with_and_missed(
     ("flags", "said"),
     [
         (("--tasks=CartPole-v2",), "unknown: CartPole-v2"),
-        (("--variant", "small"), "is no variant"),
+        (("--variant", "small"), "is not a variant"),
         (("--variant", "asyncrl=--gamma=0.9"), "two systems have one name"),
         (("--compare_to=nowhere.json",), "there is no stored outcome nowhere.json"),
     ],

@@ -67,7 +67,7 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
     """Plays a policy in `num_envs` environments for `num_steps` each, with sampled actions as in training.
 
     Raises:
-        UsageError: the checkpoint does not fit the settings, or the environment has actions that are no array.
+        UsageError: the checkpoint does not fit the settings, or the environment has actions that are not arrays.
         EnvironmentFailed: the environment's own code raised.
     """
     # Imports torch, which processes that only replay do not need.

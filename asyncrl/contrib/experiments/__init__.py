@@ -8,6 +8,6 @@
                      +-------- evaluations so far, objective <--------+
     best trials --final test, fresh seeds--> core sets --> table, importances, settings as a file
 
-Each run is an ordinary run in a folder of its own, made by a subprocess that ends with this process (`core_sets`). All
+Each run is an ordinary run in its own folder, made by a subprocess that ends with this process (`core_sets`). All
 state is in files, so the same command continues what was stopped or killed.
 """

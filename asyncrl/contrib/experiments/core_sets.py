@@ -93,7 +93,7 @@ class CoreSets:
         return not self._running or busy + threads <= self._num_cores
 
     def start(self, command: Command) -> None:
-        """Starts a command in a process group of its own, so that Ctrl-C reaches it only through `stop`."""
+        """Starts a command in its own process group, so that Ctrl-C reaches it only through `stop`."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         core_set = min(set(range(len(self._running) + 1)) - {running.core_set for running in self._running.values()})
         lifeline, commands_end = socket.socketpair()

@@ -26,7 +26,7 @@ _NOT_KEPT = (
     *("seed", "train_dir", "experiment", "quiet", "restart_behavior", "eval_every_env_steps", "eval_episodes"),
     *("eval_deterministic", "report_every_s", "with_tensorboard", "save_best_metric", "save_every_s"),
 )
-"""Settings of the search that are no part of what it has found."""
+"""Settings of the search that are not part of what it has found."""
 
 
 @dataclass(frozen=True)

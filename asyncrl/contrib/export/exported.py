@@ -51,7 +51,7 @@ class ExportedPolicy(nn.Module):
     """
 
     def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig) -> None:
-        """Copies the model to the CPU. Parts that only the critic sees are no arguments."""
+        """Copies the model to the CPU. Parts that only the critic sees are not arguments."""
         super().__init__()
         self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
         if spec.observation.num_floats == 0:  # torch.export.save cannot store the views without elements
@@ -233,7 +233,7 @@ def _require_packages(format: ExportFormat) -> None:
 
 
 def _numbers_of(part: ObservationPart, values: Tensor) -> Tensor:
-    """The float32 numbers `[B, size]` of a part that is no image."""
+    """The float32 numbers `[B, size]` of a part that is not an image."""
     flat = values.flatten(1) if part.shape else values.unsqueeze(1)
     if part.kind != "choices":
         return flat.to(torch.float32)

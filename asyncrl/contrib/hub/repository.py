@@ -51,7 +51,7 @@ def parse_address(given: str) -> tuple[str, str | None]:
     found = _ADDRESS.fullmatch(given)
     if found is None:
         raise UsageError(
-            f"{given} is no address of a run on the Hugging Face Hub: expected hf://user/name or "
+            f"{given} is not an address of a run on the Hugging Face Hub: expected hf://user/name or "
             "hf://user/name@revision, where the revision is a branch, a tag or a commit."
         )
     return found["repo"], found["revision"]

@@ -44,7 +44,7 @@ SILENCE_S = 60.0
 CLOSE_S = 2.5
 CLOCK_S = 30.0
 PAUSE_S = 5.0
-"""A longer time between two polls is no silence of the pool: this process was stopped, or the machine asleep."""
+"""A longer time between two polls is not a silence of the pool: this process was stopped, or the machine asleep."""
 _REPORT_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)

@@ -96,7 +96,7 @@ class SequenceSteps(Steps):
 
 
 class _SequenceLearner(ReplayLearner):
-    """What both have in common: a sequence's rows are the transitions of a minibatch, and updates are no graphs."""
+    """Trains on sequences: their rows are the transitions of a minibatch, and updates run without graphs."""
 
     algorithm: Any
     critic: TwinCritic

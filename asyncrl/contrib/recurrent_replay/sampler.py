@@ -20,7 +20,7 @@ class Sequences(NamedTuple):
     """N sequences of T rows; the first K rows, `burn_in`, only warm up recurrent states.
 
     They may contain ends of episodes: the row after one begins the next episode. The final observation of a truncated
-    episode has a row, too, which is no sample.
+    episode has a row, too, which is not a sample.
 
     Attributes:
         obs: [N, T + 1, D] float32 or uint8, raw; the last one is the next observation of the last row.

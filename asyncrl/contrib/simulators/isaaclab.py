@@ -17,7 +17,7 @@ from asyncrl.envs.tensors import map_tree
 
 
 class IsaacLabEnv(SimulatedEnv):
-    """Observations are the groups of the environment, such as `policy` and `critic`; `policy` alone is no Dict.
+    """Observations are the groups of the environment, such as `policy` and `critic`; `policy` alone is not a Dict.
 
     The environment is reset within a step and does not return the final observation. After a time-out the observation
     before the step stands in for it, so that a return is bootstrapped with the value before the last step, as in

@@ -20,7 +20,7 @@ def wrap(simulator: Simulator, env: Any, **options: Any) -> VectorEnv[Any, Any, 
     """Makes a vectorized environment of tensors of a simulator's environment.
 
     What a callable with a parameter `num_envs` returns is wrapped without this call; only arrays must be wrapped,
-    because they have a backend of their own.
+    because they have their own backend.
 
     Args:
         simulator: the kind of environment.

@@ -6,7 +6,7 @@
 
 Without a bound nobody waits. With one, pulls and pushes hold a lock, so a pull sees each update of others as a whole or
 not at all. A worker that is over the bound keeps the lock, pulls and computes again, and pushes with a staleness of 0.
-So no update is computed a third time, and the lock is all that a worker waits for.
+A worker recomputes an update at most once, and waits only for the lock.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def test_a_study_is_readable_after_a_kill_while_a_trial_was_continued(tmp_path, 
 
 
 def test_two_processes_share_a_study(tmp_path, pretends) -> None:
-    # Threads stand for processes: each has an owner, core sets and a study of its own.
+    # Threads stand for processes: each has an owner, core sets and its own study.
     said: list[str] = []
     options = {"num_trials": 4, "num_core_sets": 1, "num_final_seeds": 1, "num_finalists": 1}
     sweeps = [Sweep(tmp_path, DEFINITION, **options) for _ in range(2)]

@@ -83,7 +83,7 @@ def test_goals_are_those_achieved_by_the_step_or_later_and_rewards_are_the_envir
     )
     stripes = run.stripes
     assert run.advance(2) == 4
-    assert np.isnan(stripes.goal_reward[0, :2, 0]).all(), "the episode goes on"
+    assert np.isnan(stripes.goal_reward[0, :2, 0]).all(), "the episode continues"
     assert run.advance(2) == 3, "one row holds a final observation: goals are no steps"
     for env, first, episode in ((0, 0, [1.0, 2.0, 3.0]), (1, 0, [4.0, 5.0])):
         for number, achieved in enumerate(episode):
@@ -140,7 +140,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
         goals = stripes.goal[0, row % stripes.capacity, 0, :, 0]
         assert ((goals >= row) & (goals < 12)).all()
     run.advance(1)
-    assert np.isnan(stripes.goal_reward[0, 12 % stripes.capacity, 0]).all(), "a row that is written anew has none"
+    assert np.isnan(stripes.goal_reward[0, 12 % stripes.capacity, 0]).all(), "a row that is written again has none"
 
     run = scripted(([float(number) for number in range(100)] + [None, 1.0], False), capacity=6)
     lengths = []

@@ -123,7 +123,7 @@ class FakeHub:
 
 @contextmanager
 def running_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub that the client talks to, with a cache of its own."""
+    """A hub that the client talks to, with its own cache."""
     constants = pytest.importorskip("huggingface_hub.constants")
     hub = FakeHub()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

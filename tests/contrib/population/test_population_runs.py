@@ -108,7 +108,7 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
         assert state["population_turn"] >= turns[-1]["turn"] - 1
         taken = [turn for turn in turns[: state["population_turn"] + 1] if turn["action"] == "replaced"]
         assert state["versions_left_out"] == len(taken) * (config.max_policy_lag + 1), "weights were taken over"
-    # The jump in versions is no update: an update is a pass of one minibatch over 64 rows.
+    # The jump in versions is not an update: an update is a pass of one minibatch over 64 rows.
     records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["policy_1/train/n_updates"] < 4 * records[-1]["policy_1/time/total_agent_steps"] / 40
     assert records[-1]["policy_1/hyperparameters/learning_rate"] == 0.01
@@ -222,7 +222,7 @@ def test_a_killed_run_goes_on_with_the_turns_that_its_checkpoints_hold(start: Ca
     kept = [line for line in before if line["turn"] <= turns[line["policy"]]]
     num_records = len(training.records())
     resumed = start("asyncrl.train", "--experiment=run")
-    resumed.wait_until(lambda: len(resumed.records()) > num_records, "it goes on")
+    resumed.wait_until(lambda: len(resumed.records()) > num_records, "it continues")
     resumed.wait_until(lambda: len(lines_of_command(resumed)) > len(kept), "a policy has taken its next turn")
     os.kill(resumed.process.pid, signal.SIGINT)
     code, _, stderr = resumed.finish()

@@ -1,4 +1,4 @@
-"""A small Ray cluster on this machine, in a process of its own, and the processes of its pools."""
+"""A small Ray cluster on this machine, in its own process, and the processes of its pools."""
 
 from __future__ import annotations
 

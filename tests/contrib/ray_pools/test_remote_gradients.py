@@ -51,7 +51,7 @@ class Pool:
         self.to_learner: deque[tuple[SentGradients, dict[int, int]]] = deque()
 
     def compute(self, worker: int) -> bool:
-        """A worker collects a rollout, takes it into its statistics, and writes a gradient with a mark of its own."""
+        """A worker collects a rollout, takes it into its statistics, and writes a gradient with its own mark."""
         if self.places.free_place(worker) is None:
             return False
         game, version = self.game, self.channel.newest.version

@@ -54,7 +54,7 @@ def make(spec: EnvSpec = BOX, algo: str = "sac", double: bool = True, **settings
 
 
 def draw(spec: EnvSpec, num: int, seed: int = 5, dtype: torch.dtype = torch.float64, size: int = 6) -> list[Sequences]:
-    """Sequences in which episodes end anywhere, by truncations, whose final row is no sample, and by terminations."""
+    """Sequences in which episodes end anywhere: truncated (the final row is not a sample) or terminated."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:

@@ -166,7 +166,7 @@ def test_a_killed_run_continues_with_the_same_pool(start: Callable[..., Command]
         return all(games(member) > games_before.get(member["env_steps"], 0) for member in members)
 
     num_before = len(training.records())
-    resumed.wait_until(lambda: len(resumed.records()) > num_before + 5 and has_played_all(), "it goes on")
+    resumed.wait_until(lambda: len(resumed.records()) > num_before + 5 and has_played_all(), "it continues")
     resumed.process.send_signal(signal.SIGINT)
     code, _, stderr = resumed.finish()
     assert code in (0, 130), stderr
@@ -206,4 +206,4 @@ def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], flags: tu
     assert validate([*flags, "--self_play=True"]) == 2
     error = capsys.readouterr().err
     assert text in error
-    assert "is no multiple" not in error, "the rule of policies of other spaces"
+    assert "is not a multiple" not in error, "the rule of policies of other spaces"

@@ -90,7 +90,7 @@ def test_a_time_out_of_isaac_lab_is_bootstrapped_from_the_observation_before(kin
     first, second = group.take_episodes()
     assert (first.episode_return, first.length, second.length) == (15.0, 5, 1)
     assert first.extra_stats == {"Episode_Reward/steps": 3.0, "Episode_Termination/time_out": 1.5}
-    assert not group.step(actions).valid[0], "the row of the time-out is no sample"
+    assert not group.step(actions).valid[0], "the row of the time-out is not a sample"
     env.close()
     assert inner.is_closed
 

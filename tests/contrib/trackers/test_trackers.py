@@ -33,7 +33,7 @@ OFFLINE = {
     "trackio": {"TRACKIO_DIR": "trackio"},
     "comet": {"COMET_START_ONLINE": "0"},
 }
-# Processes and threads of these libraries outlive a run, so each runs in a process of its own. A tracker's records are
+# Processes and threads of these libraries outlive a run, so each runs in its own process. A tracker's records are
 # read back in the same process, where its environment variables are set.
 TRAIN_TWICE = """
 import json, pathlib, shutil, sys, time
