@@ -45,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds what CI runs with."""
     text = "fail if a test is skipped for another reason than what this machine or Python cannot have"
     parser.addoption("--only-unavoidable-skips", action="store_true", help=text)
+    text = "a file for the tests that were skipped for want of a package, for `pytest @FILE` when it is installed"
+    parser.addoption("--skipped-to", type=Path, help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,14 +65,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails the session for tests that were skipped and could have run."""
+    """Says which tests were skipped and could have run; writes their list, or fails the session, if asked to."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or not session.config.getoption("--only-unavoidable-skips"):
+    if reporter is None:
         return
-    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", ())}
-    if avoidable := sorted(reason for reason in reasons if not reason.startswith(unavoidable.PREFIX)):
-        reporter.write_line(f"\nskipped, but not for a reason that is known as unavoidable: {avoidable}", red=True)
+    skipped = [(report.nodeid, report.longrepr[2]) for report in reporter.stats.get("skipped", ())]
+    reasons = {nodeid: reason.removeprefix("Skipped: ") for nodeid, reason in skipped}
+    avoidable = {nodeid: reason for nodeid, reason in reasons.items() if not reason.startswith(unavoidable.PREFIX)}
+    if (path := session.config.getoption("--skipped-to")) is not None:
+        path.write_text("".join(f"{nodeid}\n" for nodeid in avoidable), encoding="utf-8")
+    if not avoidable:
+        return
+    if session.config.getoption("--only-unavoidable-skips"):
+        text = "skipped, but not for a reason that is known as unavoidable"
+        reporter.write_line(f"\n{text}: {sorted(set(avoidable.values()))}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    else:
+        text = "skipped because packages are missing; pip install -e '.[mujoco,dev-all]' runs them, too"
+        reporter.write_line(f"\n{len(avoidable)} tests or files {text}")
 
 
 @pytest.fixture(scope="session", autouse=True)

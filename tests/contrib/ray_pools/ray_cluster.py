@@ -13,6 +13,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
+import pytest
 
 NUM_NODES = 2
 _START_S = 300.0
@@ -33,6 +34,7 @@ class RayCluster:
     """A head without CPUs, and nodes with two. Nodes share this machine, which Ray does not know."""
 
     def __init__(self, num_nodes: int = NUM_NODES, **environment: str) -> None:
+        pytest.importorskip("ray")
         # Ray cannot start an interpreter whose path contains a space, sockets need a short path, and Ray's usual folder
         # may belong to another user.
         self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from asyncrl.envs.factory import as_vector_env, make_vector_env
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.modes.tensors.env_group import TensorEnvGroup
 
-pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason=f"{PREFIX}no JAX for this Python")
+pytestmark = pytest.mark.skipif(
+    find_spec("brax") is None,
+    reason="Brax is not installed" if sys.version_info >= (3, 11) else f"{PREFIX}no JAX for this Python",
+)
 LENGTH = 4
 
 
