@@ -86,8 +86,8 @@ def settings_page() -> str:
         lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| setting | default | values | meaning |"]
         lines.append("| --- | --- | --- | --- |")
         lines += [
-            f"| `{setting.name}` | {_cell(format_value(setting.default))} | {_cell(setting.expected)} | "
-            f"{_cell(_with_code(setting.description))} |"
+            f'| <a id="{setting.name}"></a>`{setting.name}` | {_cell(format_value(setting.default))} | '
+            f"{_cell(setting.expected)} | {_cell(_with_code(setting.description))} |"
             for setting in of_section
         ]
     return "\n".join(lines) + "\n"

@@ -83,6 +83,7 @@ def test_the_site_has_every_setting_and_every_metric(site: Path) -> None:
     settings, metrics = ((site / name).read_text(encoding="utf-8") for name in ("settings.html", "metrics.html"))
     assert {setting.section for setting in all_settings().values()} <= set(SECTION_TITLES)
     assert [name for name in all_settings() if f"<code>{name}</code>" not in settings] == []
+    assert [name for name in all_settings() if f'id="{name}"' not in settings] == [], "settings.html#NAME is a link"
     assert [name for name in METRICS if f"<code>{name}</code>" not in metrics] == []
     assert "Trainer" in (site / "python_reference.html").read_text(encoding="utf-8")
 
