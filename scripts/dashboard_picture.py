@@ -60,7 +60,9 @@ def draw(folder: Path, path: Path, width: int = 120, height: int = 36) -> None:
             status = Status(record.env_steps, target, scalars["time/time_elapsed"], fps, is_of_record=True)
             board.add_status(dataclasses.replace(status, remaining_s=(target - record.env_steps) / fps))
             usage.in_use = scalars["perf/cores_in_use"]
-            shares = {tuple(name.split("/")[1:]): value for name, value in scalars.items() if name.startswith("profile/")}
+            shares = {
+                tuple(name.split("/")[1:]): value for name, value in scalars.items() if name.startswith("profile/")
+            }
             run.phase_shares = {(role, Phase(phase)): value for (role, phase), value in shares.items()}
         board.add_record(record)
     console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True)

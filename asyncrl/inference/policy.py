@@ -14,8 +14,8 @@ from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.actions import ActionAdapter
 from asyncrl.config.value_types import read_device
+from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, space_text
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.factory import ActingModel, make_acting_model
@@ -114,10 +114,10 @@ class Policy:
         """
         size = self._model.rnn_state_size
         if state is not None and size > 0:
-            self._state = np.array(state, dtype=np.float32)
-            if self._state.ndim != 2 or self._state.shape[1] != size:
-                self._state, shape = None, self._state.shape
-                raise ValueError(f"expected the states that predict returned, of shape (B, {size}), got {shape}")
+            given = np.array(state, dtype=np.float32)
+            if given.ndim != 2 or given.shape[1] != size:
+                raise ValueError(f"expected the states that predict returned, of shape (B, {size}), got {given.shape}")
+            self._state = given
         if episode_start is not None:
             self.reset(None if np.all(episode_start) else np.atleast_1d(episode_start))
         actions = self.act(observation, deterministic)

@@ -56,19 +56,24 @@ def curve(points: Sequence[Point], width: int, height: int) -> list[str]:
     """Values over environment steps as a line of braille dots with two labelled axes, in `height` rows."""
     low, high = min(point.value for point in points), max(point.value for point in points)
     num_rows = height - 2
-    labels = {0: number(high), (num_rows - 1) // 2: number((low + high) / 2), num_rows - 1: number(low)}
+    labels = {(num_rows - 1) // 2: number((low + high) / 2), 0: number(high), num_rows - 1: number(low)}
     margin = max(map(len, labels.values()))
     num_columns = width - margin - 2
     cells = [[_NO_DOTS] * num_columns for _ in range(num_rows)]
-    before = None
-    for x, value in enumerate(resampled(points, 2 * num_columns)):
-        y = round((high - value) / ((high - low) or 1.0) * (4 * num_rows - 1))
-        for dot in range(*((y, y + 1) if before is None else (min(before, y), max(before, y) + 1))):
+    heights = [
+        round((high - value) / ((high - low) or 1.0) * (4 * num_rows - 1))
+        for value in resampled(points, 2 * num_columns)
+    ]
+    for x, (before, y) in enumerate(zip([heights[0], *heights], heights, strict=False)):
+        for dot in range(min(y, before + 1), max(y, before - 1) + 1):  # joins the column before
             cells[dot // 4][x // 2] |= _DOTS[x % 2][dot % 4]
-        before = y
     rows = [
         f"{labels.get(idx, ''):>{margin}} {'┤' if idx in labels else '│'}" + "".join(map(chr, row))
         for idx, row in enumerate(cells)
     ]
     first, last = f"{points[0].env_steps:,}", f"{points[-1].env_steps:,} steps"
-    return [*rows, " " * (margin + 1) + "└" + "─" * num_columns, " " * (margin + 2) + first + last.rjust(num_columns - len(first))]
+    return [
+        *rows,
+        " " * (margin + 1) + "└" + "─" * num_columns,
+        " " * (margin + 2) + first + last.rjust(num_columns - len(first)),
+    ]

@@ -180,7 +180,9 @@ class Board:
         if not plan.serial_mode and plan.hogwild is None:
             devices = ", ".join(dict.fromkeys(plan.inference_devices))
             central = f"{plan.num_inference_workers} on {devices}"
-            rows.append(("inference workers", central if plan.num_inference_workers else "none, the rollout workers act"))
+            rows.append(
+                ("inference workers", central if plan.num_inference_workers else "none, the rollout workers act")
+            )
             rows.append(("learner", f"on {plan.device}"))
         return [*rows, ("first metrics", f"after {self._run.config.report_every_s:g} s of training, or more")]
 
@@ -203,7 +205,9 @@ class Board:
             if len(pages[-1]) + len(rows) > height:
                 pages.append([])
             titles = [title, *[""] * (len(rows) - 1)]
-            pages[-1] += [Text.assemble((f"{own:<{front}}", "cyan"), row) for own, row in zip(titles, rows, strict=True)]
+            pages[-1] += [
+                Text.assemble((f"{own:<{front}}", "cyan"), row) for own, row in zip(titles, rows, strict=True)
+            ]
         return pages
 
     def _sparklines(self, width: int, is_ascii: bool) -> list[Text]:

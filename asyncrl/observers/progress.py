@@ -203,7 +203,7 @@ class ProgressBar(Observer):
             self._board_drawn_at = 0.0
 
     def _live_line(self, status: Status, hint: str = "") -> Text:
-        """The numbers and a hint, behind a bar if there is room. The line never wraps: Rich cannot erase a wrapped line."""
+        """The numbers and a hint, behind a bar if there is room. The line never wraps: Rich cannot erase more rows."""
         from asyncrl.observers.dashboard import with_bar
 
         console = self._terminal()
