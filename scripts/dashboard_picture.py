@@ -38,7 +38,7 @@ class RecordedUsage(Usage):
 
 
 def draw(folder: Path, path: Path, width: int = 120, height: int = 36) -> None:
-    """Writes the picture of the dashboard at the last record of a run.
+    """Writes the picture of the dashboard at the last record of a run but one: the last covers a part of an interval.
 
     Args:
         folder: the run's folder.
@@ -52,7 +52,7 @@ def draw(folder: Path, path: Path, width: int = 120, height: int = 36) -> None:
     run.plan, run.folder = resolve(run.config, Machine(cores)), folder
     usage = RecordedUsage(cores)
     board = Board(run, usage)
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[:-1]:
         scalars = {name: value for name, value in json.loads(line).items() if value is not None}
         record = Record(scalars.pop("env_steps"), scalars)
         fps, target = scalars.get("time/fps"), run.config.train_for_env_steps

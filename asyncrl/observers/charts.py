@@ -52,8 +52,11 @@ def resampled(points: Sequence[Point], count: int) -> list[float]:
     return values
 
 
-def curve(points: Sequence[Point], width: int, height: int) -> list[str]:
-    """Values over environment steps as a line of braille dots with two labelled axes, in `height` rows."""
+def curve(points: Sequence[Point], width: int, height: int) -> list[tuple[str, str]]:
+    """Values over environment steps as a line of braille dots between two labelled axes.
+
+    Returns `height` rows of `width` characters: the part of the axes, and that of the line.
+    """
     low, high = min(point.value for point in points), max(point.value for point in points)
     num_rows = height - 2
     labels = {(num_rows - 1) // 2: number((low + high) / 2), 0: number(high), num_rows - 1: number(low)}
@@ -68,12 +71,9 @@ def curve(points: Sequence[Point], width: int, height: int) -> list[str]:
         for dot in range(min(y, before + 1), max(y, before - 1) + 1):  # joins the column before
             cells[dot // 4][x // 2] |= _DOTS[x % 2][dot % 4]
     rows = [
-        f"{labels.get(idx, ''):>{margin}} {'┤' if idx in labels else '│'}" + "".join(map(chr, row))
+        (f"{labels.get(idx, ''):>{margin}} {'┤' if idx in labels else '│'}", "".join(map(chr, row)))
         for idx, row in enumerate(cells)
     ]
     first, last = f"{points[0].env_steps:,}", f"{points[-1].env_steps:,} steps"
-    return [
-        *rows,
-        " " * (margin + 1) + "└" + "─" * num_columns,
-        " " * (margin + 2) + first + last.rjust(num_columns - len(first)),
-    ]
+    rows.append((" " * (margin + 1) + "└" + "─" * num_columns, ""))
+    return [*rows, (" " * (margin + 2) + first + last.rjust(num_columns - len(first)), "")]

@@ -135,7 +135,11 @@ class Board:
         num_rows = height - len(head) - len(body) - 1
         if num_rows >= _LEAST_CURVE and len(self._points[_RETURN]) > 1 and not is_ascii:
             rows = curve(self._points[_RETURN], width, num_rows - 2)
-            head += [Text(METRICS[_RETURN], "bold"), *(Text(row, "cyan") for row in rows), Text("")]
+            head += [
+                Text(METRICS[_RETURN], "bold"),
+                *(Text.assemble((axis, "dim"), (line, "cyan")) for axis, line in rows),
+                Text(""),
+            ]
         return Group(*head, *body)
 
     def at_end(self, is_ascii: bool = False) -> list[Text]:
@@ -217,14 +221,22 @@ class Board:
             points = self._points[name]
             latest = points[-1].value if points else None
             rows.append((title, number(latest), "", [point.value for point in points], _trend(points)))
-        value_width = max(len(value) for _, value, *_ in rows)
-        texts = []
-        for title, value, unit, values, trend in rows:
-            front = f"{value:>{value_width}}{unit:<8} "
-            room = width - len(front) - len(trend) - 8
-            bars = (sparkline(values, room, is_ascii).ljust(room), "cyan")
-            texts.append(Text.assemble((f"{title:<6} ", "dim"), front, bars, f" {trend}"))
-        return [*texts, Text("")]
+        value_width, trend_width = (max(len(row[idx]) for row in rows) for idx in (1, 4))
+        room = width - value_width - trend_width - 17
+        all_bars = [sparkline(values, room, is_ascii) for *_, values, _ in rows]
+        bar_width = max(map(len, all_bars))
+        return [
+            *(
+                Text.assemble(
+                    (f"{title:<6} ", "dim"),
+                    f"{value:>{value_width}}{unit:<8} ",
+                    (f"{bars:<{bar_width}}", "cyan"),
+                    f" {trend}",
+                )
+                for (title, value, unit, _, trend), bars in zip(rows, all_bars, strict=True)
+            ),
+            Text(""),
+        ]
 
     def _times(self, num_phases: int) -> list[tuple[str, str]]:
         return [
