@@ -11,9 +11,6 @@ from asyncrl.observers.summary import UNKNOWN
 
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _ASCII_BARS = ".:-=+*#@"
-_NO_DOTS = 0x2800  # the first braille character
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bits of the dots of a braille character, from the top, in its left and its right column."""
 
 
 class Point(NamedTuple):
@@ -53,27 +50,24 @@ def resampled(points: Sequence[Point], count: int) -> list[float]:
 
 
 def curve(points: Sequence[Point], width: int, height: int) -> list[tuple[str, str]]:
-    """Values over environment steps as a line of braille dots between two labelled axes.
+    """Values over environment steps as bars above an axis of steps, beside an axis of values.
 
-    Returns `height` rows of `width` characters: the part of the axes, and that of the line.
+    Returns `height` rows of `width` characters: the part of the axes, and that of the bars.
     """
     low, high = min(point.value for point in points), max(point.value for point in points)
     num_rows = height - 2
     labels = {(num_rows - 1) // 2: number((low + high) / 2), 0: number(high), num_rows - 1: number(low)}
     margin = max(map(len, labels.values()))
     num_columns = width - margin - 2
-    cells = [[_NO_DOTS] * num_columns for _ in range(num_rows)]
+    most = len(_BARS) * num_rows
     heights = [
-        round((high - value) / ((high - low) or 1.0) * (4 * num_rows - 1))
-        for value in resampled(points, 2 * num_columns)
+        1 + round((value - low) / ((high - low) or 1.0) * (most - 1)) for value in resampled(points, num_columns)
     ]
-    for x, (before, y) in enumerate(zip([heights[0], *heights], heights, strict=False)):
-        for dot in range(min(y, before + 1), max(y, before - 1) + 1):  # joins the column before
-            cells[dot // 4][x // 2] |= _DOTS[x % 2][dot % 4]
-    rows = [
-        (f"{labels.get(idx, ''):>{margin}} {'┤' if idx in labels else '│'}", "".join(map(chr, row)))
-        for idx, row in enumerate(cells)
-    ]
+    rows = []
+    for row in range(num_rows):
+        below = len(_BARS) * (num_rows - 1 - row)
+        cells = (f" {_BARS}"[max(0, min(each - below, len(_BARS)))] for each in heights)
+        rows.append((f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}", "".join(cells)))
     first, last = f"{points[0].env_steps:,}", f"{points[-1].env_steps:,} steps"
     rows.append((" " * (margin + 1) + "└" + "─" * num_columns, ""))
     return [*rows, (" " * (margin + 2) + first + last.rjust(num_columns - len(first)), "")]

@@ -124,7 +124,7 @@ class Board:
             return Group(*head, *_block_rows("starting", self._starting(), width))
         head += self._sparklines(width, is_ascii)
         blocks = [
-            ("where the time goes", self._times(2 if width < 120 else 3)),
+            ("where the time goes", self._times(2 if width < 119 else 3)),
             ("learning", self._learning()),
             ("environment's own numbers", self._extra_stats()),
             ("faults", self._faults()),
@@ -312,7 +312,7 @@ def _block_rows(title: str, rows: Sequence[tuple[str, str]], width: int) -> list
 
 def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int, height: int) -> list[Text]:
     """Blocks of named numbers side by side. Where there is no room the longest of a column loses its last rows."""
-    count = max(1, min(len(blocks), 2 if width < 120 else 3 if width < 180 else 5))
+    count = max(1, min(len(blocks), 2 if width < 119 else 3 if width < 179 else 5))
     own_width = (width - 3 * (count - 1)) // count
     stacks: list[list[list[Text]]] = [[] for _ in range(count)]
     for title, rows in blocks:

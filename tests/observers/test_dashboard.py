@@ -222,16 +222,16 @@ def test_every_phase_is_explained() -> None:
     assert set(PHASES) == {phase.value for phase in Phase}
 
 
-def test_a_curve_is_drawn_in_dots_between_its_axes() -> None:
-    points = [Point(0, 0.0, 0.0), Point(70, 7.0, 7.0)]
-    assert ["".join(row) for row in curve(points, 8, 4)] == [
-        "7.0 ┤\u2800\u2880\u280e",
-        "  0 ┤\u2860\u2803\u2800",
-        "    └───",
-        "     070 steps",
+def test_a_curve_is_drawn_as_bars_between_its_axes() -> None:
+    points = [Point(0, 0.0, 0.0), Point(200, 9.0, 15.0)]
+    assert curve(points, 9, 4) == [
+        ("15.0 ┤", " \u2581\u2588"),
+        ("   0 ┤", "\u2581\u2588\u2588"),
+        ("     └───", ""),
+        ("      0200 steps", ""),
     ]
-    assert curve([Point(0, 0.0, 2.0), Point(9, 1.0, 2.0)], 30, 4)[0] == ("2.0 ┤", "\u2809" * 25)
-    assert resampled(points, 3) == [0.0, 3.5, 7.0]
+    assert curve([Point(0, 0.0, 2.0), Point(9, 1.0, 2.0)], 30, 4)[:2] == [("2.0 ┤", " " * 25), ("2.0 ┤", "\u2581" * 25)]
+    assert resampled(points, 3) == [0.0, 7.5, 15.0]
 
 
 def test_bars_and_numbers() -> None:
