@@ -181,14 +181,15 @@ class Board:
             rows = [("this process", f"everything (--serial_mode), with {environments}")]
         elif plan.hogwild is not None:
             rows.append(("learners", "the rollout workers, which all train (--backend=hogwild)"))
-        if not plan.serial_mode and plan.hogwild is None:
-            devices = ", ".join(dict.fromkeys(plan.inference_devices))
-            central = f"{plan.num_inference_workers} on {devices}"
-            rows.append(
-                ("inference workers", central if plan.num_inference_workers else "none, the rollout workers act")
-            )
-            rows.append(("learner", f"on {plan.device}"))
-        return [*rows, ("first metrics", f"after {self._run.config.report_every_s:g} s of training, or more")]
+        else:
+            inference = ("inference", "in the rollout workers")
+            if plan.num_inference_workers > 0:
+                inference = (
+                    "inference workers",
+                    f"{plan.num_inference_workers} on {', '.join(plan.inference_devices)}",
+                )
+            rows += [inference, ("learner", f"on {plan.device}")]
+        return [*rows, ("first metrics", f"about {duration(self._run.config.report_every_s)} after training begins")]
 
     def _explanations(self, width: int, height: int) -> list[list[Text]]:
         """What each number of the table means, as pages of at most `height` rows."""

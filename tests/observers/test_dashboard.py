@@ -148,7 +148,7 @@ def test_before_the_first_record_it_says_what_the_run_does(tmp_path: Path) -> No
     board.add_status(Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="collecting: 5 of 64 steps"))
     rows = drawn(board, 80, 24)
     assert "collecting: 5 of 64 steps" in rows[1] and " - " not in "".join(rows[1:]), "no empty number"
-    for row in ("rollout workers    2, each with", "inference workers  none, the", "learner            on cpu"):
+    for row in ("rollout workers  2, each with", "inference        in the rollout", "learner          on cpu"):
         assert any(each.startswith(row) for each in rows)
 
 
