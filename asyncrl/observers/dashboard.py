@@ -106,7 +106,7 @@ class Board:
                 points.pop()
             points.append(Point(record.env_steps, now, value))
             if len(points) > _MOST_POINTS:
-                del points[:-_HISTORY:2]
+                del points[1:-_HISTORY:2]
 
     def turn_page(self) -> None:
         """Shows the explanations in place of the table, their next page, or the table again after the last one."""

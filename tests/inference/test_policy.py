@@ -122,6 +122,7 @@ def test_predict_acts_with_given_or_kept_states_and_resets_those_of_episodes_tha
     _, kept = policy.predict(obs[1], episode_start=[False, True], deterministic=True)
     np.testing.assert_array_equal(first, given)
     for state in (first, other.predict(obs[0], episode_start=[True, True])[1]):
+        other.act(obs[2])  # changes the state that it keeps
         _, again = other.predict(obs[1], state=state, episode_start=[False, True], deterministic=True)
         np.testing.assert_array_equal(again, kept)
     _, fresh = other.step(obs[1], other.initial_state(2), deterministic=True)

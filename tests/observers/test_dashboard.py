@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +187,15 @@ def test_a_tall_terminal_has_the_return_as_a_curve_with_labelled_axes(tmp_path: 
     board.add_record(Record(10_000, {**SCALARS, "rollout/ep_rew_mean": 7.0, "time/time_elapsed": 40.0}))
     rows = drawn(board, 160, 45)
     assert [row.split()[0] for row in rows if "┤" in row] == ["100.0", "53.5", "7.0"], "it resumed at step 5,000"
+
+
+def test_a_long_run_keeps_fewer_of_its_older_returns(tmp_path: Path) -> None:
+    board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
+    for idx in range(10_000):
+        board.add_record(Record(idx, {"rollout/ep_rew_mean": float(idx), "time/time_elapsed": float(idx)}))
+    points = [point.env_steps for point in board._points["rollout/ep_rew_mean"]]
+    assert len(points) <= 4096 and points[0] == 0 and points[-240:] == [*range(9_760, 10_000)]
+    assert max(later - earlier for earlier, later in pairwise(points)) <= 32
 
 
 def test_a_label_and_its_number_stay_together(tmp_path: Path) -> None:
