@@ -105,9 +105,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name.isupper():  # Stable-Baselines3 and others have a class for each algorithm
+        from asyncrl.config.algorithms import known_names
+
+        if (algo := name.lower()) in known_names():
+            instead = f'Trainer(TrainConfig(env=..., algo="{algo}")).run()'
+            raise AttributeError(f"{__name__} has no {name} class: {instead}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def load_policy(

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import asyncrl
+from asyncrl.observers.summary import Summary
 
 ROOT = Path(asyncrl.__file__).parents[1]
 
@@ -65,3 +66,24 @@ def test_every_name_that_is_exported_is_there_and_no_other() -> None:
     assert all(callable(getattr(asyncrl, name)) for name in asyncrl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'register_everything'"):
         asyncrl.register_everything  # noqa: B018
+    assert dir(asyncrl) == sorted([*asyncrl.__all__, "__version__"])
+
+
+def test_the_class_of_an_algorithm_is_answered_with_the_settings_that_train_it() -> None:
+    for name in ("PPO", "A2C", "A3C", "SAC", "TD3", "DQN"):
+        run = f'Trainer(TrainConfig(env=..., algo="{name.lower()}")).run()'
+        with pytest.raises(AttributeError, match=re.escape(f"asyncrl has no {name} class: {run}")):
+            getattr(asyncrl, name)
+    assert not hasattr(asyncrl, "TRPO") and not hasattr(asyncrl, "ppo")
+
+
+def test_settings_and_results_are_shown_in_one_line() -> None:
+    config = asyncrl.TrainConfig(env="CartPole-v1", gamma=0.9, num_workers="auto", encoder_mlp_layers=[64, 64])
+    assert repr(config) == "TrainConfig(env='CartPole-v1', gamma=0.9)"
+    assert repr(asyncrl.TrainConfig()) == "TrainConfig()"
+    summary = Summary("interrupted", env_steps=20_480, ep_rew_mean=123.44)
+    assert (
+        repr(asyncrl.RunResult(summary, config, Path("train_dir/run")))
+        == "RunResult(interrupted, train_dir/run, 20,480 steps, return 123.4)"
+    )
+    assert "return unknown" in repr(asyncrl.RunResult(Summary("failed"), config, Path("run")))

@@ -94,6 +94,14 @@ def test_every_document_is_in_the_navigation(site: Path) -> None:
     assert [page for page in pages if f'href="{page}.html"' not in home] == []
 
 
+def test_a_notebook_is_stored_with_its_outputs_and_without_an_error() -> None:
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        outputs = [cell["outputs"] for cell in cells if cell["cell_type"] == "code"]
+        assert all(outputs) and "image/png" in str(outputs), path
+        assert not any(output["output_type"] in ("error", "stream") for each in outputs for output in each), path
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)

@@ -163,8 +163,13 @@ SHORT_NAMES: dict[str, dict[str, Any]] = {
 
 
 def spell_out(values: dict[str, Any]) -> list[Problem]:
-    """Replaces the short name of an algorithm by the settings that it means; returns those with another value."""
-    name = str(values.get("algo"))
+    """Replaces the name of an algorithm, in any case, by the settings that it means.
+
+    Returns a problem for each of these settings that has another value.
+    """
+    name = str(values.get("algo")).lower()
+    if name in BUILT_IN:
+        values["algo"] = name
     meant, problems = SHORT_NAMES.get(name, {}), []
     for other, value in meant.items():
         if other != "algo" and values.get(other, value) != value:
@@ -180,7 +185,7 @@ def register_algorithm(algorithm: Algorithm) -> Algorithm:
     Raises:
         ValueError: the name belongs to an algorithm of the package, or is the form of an import.
     """
-    if algorithm.name in (*BUILT_IN, *SHORT_NAMES) or ":" in algorithm.name:
+    if algorithm.name.lower() in (*BUILT_IN, *SHORT_NAMES) or ":" in algorithm.name:
         raise ValueError(f"an algorithm cannot have the name {algorithm.name}: choose another name")
     _algorithms[algorithm.name] = algorithm
     _registered_by[algorithm.name] = str(sys._getframe(1).f_globals.get("__name__"))

@@ -32,6 +32,7 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.presets import Preset, preset_for, preset_names, read_preset
 from asyncrl.config.schema import NEEDED_BY_TENSORS, OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings, read_mapping, read_saved_values, read_scalar
+from asyncrl.config.value_types import read_device
 
 _OWN_FLAGS = (
     ExtraFlag("config", "YAML file with settings, as lines of `name: value`; flags override it", is_bool=False),
@@ -206,7 +207,7 @@ def _find_config_type(texts: Mapping[str, str], find_saved: FindSaved | None, la
         if saved is not None:
             return type(saved)
     name, modules = str(values.get("algo", "ppo")), values.get("import_modules", [])
-    if name in (*BUILT_IN, *SHORT_NAMES):
+    if name.lower() in (*BUILT_IN, *SHORT_NAMES):
         return TrainConfig
     try:
         if isinstance(modules, str):
@@ -310,8 +311,8 @@ def _preset_reason(env_id: str, made_of: str, preset: Preset | None, is_resumed:
 
 
 def _trains_on_gpu(wanted: Mapping[str, Any]) -> bool:
-    given = [str(wanted[name]) for name in ("learner_device", "device") if wanted.get(name, "auto") != "auto"]
-    return given[0].startswith("cuda") if given else Machine.detect().cuda_is_usable
+    given = [read_device(wanted[name]) for name in ("learner_device", "device") if wanted.get(name, "auto") != "auto"]
+    return str(given[0]).startswith("cuda") if given else Machine.detect().cuda_is_usable
 
 
 def _read_saved(wanted: Mapping[str, Any], find_saved: FindSaved, layers: _Layers) -> TrainConfig | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,11 @@ def _check_algo(name: Any, info: ValidationInfo) -> str:
     except Exception as error:  # a user's module may raise anything while it is imported
         raise ValueError(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}") from error
     return str(name)
+
+
+def read_device(given: Any) -> Any:
+    """The name of a device as PyTorch writes it: `gpu` is `cuda`."""
+    return re.sub("^gpu(?=:|$)", "cuda", given.lower()) if isinstance(given, str) else given
 
 
 def _as_json(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +93,7 @@ GivenPath = Annotated[Path, AfterValidator(expand_user)]
 """The path of a file or folder that a flag gives."""
 PathText = Annotated[str, BeforeValidator(_as_text)]
 """The path of a file or folder as text; it may be given as a `Path`."""
+DeviceName = Annotated[str, BeforeValidator(read_device)]
 CallbackNames = Annotated[list[str], BeforeValidator(_check_names_of_callbacks)]
 EnvArguments = Annotated[dict[str, Any], BeforeValidator(_read_json), AfterValidator(_as_json)]
 ImageChannels = Literal["auto", "first", "last"]

@@ -8,7 +8,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout, ObservationPart, Path
+from asyncrl.envs.spec import (
+    FLOAT_BYTES,
+    Action,
+    BoxAction,
+    LeafAction,
+    ObservationLayout,
+    ObservationPart,
+    Path,
+)
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -179,6 +187,35 @@ def nest(values: dict[Path, Any]) -> Any:
         inner.setdefault(path[0], {})[path[1:]] = value
     nested = {key: nest(rest) for key, rest in inner.items()}
     return tuple(nested[key] for key in sorted(nested)) if isinstance(next(iter(nested)), int) else nested
+
+
+def space_text(space: ObservationLayout | Action) -> str:
+    """A space as Gymnasium writes it; the bounds of observed numbers are not known, and are left out."""
+    if isinstance(space, ObservationLayout):
+        return _nested_text(nest({part.path: _leaf_text(part) for part in space.parts}))
+    return _nested_text(nest(dict(zip(space.paths, map(_leaf_text, space.leaves), strict=True))))
+
+
+def _nested_text(texts: Any) -> str:
+    if isinstance(texts, tuple):
+        return f"Tuple({', '.join(map(_nested_text, texts))})"
+    if isinstance(texts, dict):
+        return f"Dict({', '.join(f'{key!r}: {_nested_text(inner)}' for key, inner in texts.items())})"
+    return str(texts)
+
+
+def _leaf_text(leaf: ObservationPart | LeafAction) -> str:
+    if isinstance(leaf, BoxAction):
+        low, high = (each[0] if len(set(each)) == 1 else [*each] for each in (leaf.low, leaf.high))
+        return f"Box({low}, {high}, {leaf.shape}, {leaf.dtype})"
+    if isinstance(leaf, ObservationPart) and leaf.kind == "flags":
+        return f"MultiBinary({leaf.shape[0] if len(leaf.shape) == 1 else leaf.shape})"
+    if not leaf.num_choices:
+        return f"Box({'0, 255, ' if leaf.dtype == 'uint8' else ''}{leaf.shape}, {leaf.dtype})"
+    if leaf.shape == ():
+        start = f", start={leaf.starts[0]}" if leaf.starts[0] else ""
+        return f"Discrete({leaf.num_choices[0]}{start})"
+    return f"MultiDiscrete([{' '.join(map(str, leaf.num_choices))}])"
 
 
 def one_of_batch(batch: Any, env: int) -> Any:

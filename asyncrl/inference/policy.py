@@ -14,8 +14,9 @@ from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.value_types import read_device
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec
+from asyncrl.envs.observations import ObservationCodec, space_text
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.processes.forks import use_one_thread_in_a_fork
@@ -38,18 +39,29 @@ class Policy:
     Attributes:
         spec: spaces of the environment that it was trained on.
         config: settings that it was trained with.
+        env_steps: environment steps that it was trained on; None if they are unknown.
     """
 
-    def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
+    def __init__(
+        self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0, env_steps: int | None = None
+    ) -> None:
         """Takes a model with its statistics, on its device; `seed` is for sampled actions."""
         self.spec = spec
         self.config = config
+        self.env_steps = env_steps
         self._model = model
         self._device = model.statistics.device
         self._adapter = ActionAdapter(spec, config.action_mapping)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._codec = ObservationCodec(spec.observation, unread=config.critic_only_keys)
         self._state: npt.NDArray[np.float32] | None = None
+
+    def __repr__(self) -> str:
+        steps = "" if self.env_steps is None else f", {self.env_steps:,} steps"
+        return (
+            f"Policy({self.spec.env_id}, {self.config.algorithm.name}{steps}, "
+            f"observations {space_text(self.spec.observation)}, actions {space_text(self.spec.action)})"
+        )
 
     def act(self, obs: Any, deterministic: bool = False) -> Any:
         """Chooses actions. A recurrent policy keeps its state between calls: call `reset` where an episode begins.
@@ -78,6 +90,38 @@ class Policy:
         if self._model.rnn_state_size > 0:
             self._state = after
         return actions[0] if rows.ndim == 1 else actions
+
+    def predict(
+        self,
+        observation: Any,
+        state: npt.NDArray[np.float32] | None = None,
+        episode_start: npt.ArrayLike | None = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, npt.NDArray[np.float32] | None]:
+        """Chooses actions, with the arguments and the result of Stable-Baselines3's `predict`.
+
+        Args:
+            observation: see `act`.
+            state: recurrent states that `predict` has returned; None continues from the previous call, as `act` does.
+            episode_start: [B] bool, the environments whose observation begins an episode: their states are reset.
+            deterministic: see `act`.
+
+        Returns:
+            The actions, as `act` returns them, and the recurrent states `[B, S] float32`, None without recurrence.
+
+        Raises:
+            ValueError: see `act`; or the states have the wrong shape.
+        """
+        size = self._model.rnn_state_size
+        if state is not None and size > 0:
+            given = np.array(state, dtype=np.float32)
+            if given.ndim != 2 or given.shape[1] != size:
+                raise ValueError(f"expected the states that predict returned, of shape (B, {size}), got {given.shape}")
+            self._state = given
+        if episode_start is not None:
+            self.reset(None if np.all(episode_start) else np.atleast_1d(episode_start))
+        actions = self.act(observation, deterministic)
+        return actions, None if self._state is None else self._state.copy()
 
     def reset(self, which: npt.ArrayLike | None = None) -> None:
         """Starts new episodes, in all environments or in those where the mask `which: [B] bool` is true.
@@ -161,6 +205,7 @@ def load_policy(
     path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0, policy: int = 0
 ) -> Policy:
     """See `asyncrl.load_policy`."""
+    device = read_device(device)
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"Device {device} is not possible: expected cpu, cuda or cuda:N.")
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -175,4 +220,4 @@ def load_policy(
         model.load_state_dict(dict(content.model))
     except (KeyError, TypeError, ConfigError, RuntimeError) as error:
         raise UsageError(f"Checkpoint {found} holds no usable policy: {str(error).rstrip('.')}.") from error
-    return Policy(model.to(device).eval(), spec, config, seed)
+    return Policy(model.to(device).eval(), spec, config, seed, checkpoints.saved_env_steps(found))

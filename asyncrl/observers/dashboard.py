@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import subprocess
+import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.hooks import hooks
+from asyncrl.observers.charts import Point, curve, number, resampled, sparkline
 from asyncrl.observers.interval import largest_phases
+from asyncrl.observers.metrics import MACHINE, METRICS, PHASES, describe
 from asyncrl.observers.observer import Run
 from asyncrl.observers.status import Record, Status
 from asyncrl.observers.summary import UNKNOWN, duration
@@ -23,10 +26,12 @@ from asyncrl.observers.summary import UNKNOWN, duration
 LEAST_WIDTH, LEAST_HEIGHT = 80, 20
 """Columns and rows of the smallest terminal that it fits."""
 
-_HISTORY = 240
-_BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
-_ASCII_BARS = ".:-=+*#@"
+_HISTORY, _MOST_POINTS = 240, 4096
+_LEAST_CURVE = 8  # rows of the return's curve, with its title
+_SPARKLINE_AT_END = 60
 _TREND_S = 60.0
+_LEAST_SHARE = 0.01  # of a role's time
+_RETURN, _LENGTH = "rollout/ep_rew_mean", "rollout/ep_len_mean"
 _END_OF_QUERY_S = 1.0
 _LEARNING = {
     "train/policy_gradient_loss": "policy loss",
@@ -82,9 +87,8 @@ class Board:
         self._status: Status | None = None
         self._scalars: dict[str, float] = {}
         self._speeds: deque[float] = deque(maxlen=_HISTORY)
-        self._episode_curves = {
-            name: deque[tuple[float, float]](maxlen=_HISTORY) for name in ("rollout/ep_rew_mean", "rollout/ep_len_mean")
-        }
+        self._points: dict[str, list[Point]] = {_RETURN: [], _LENGTH: []}
+        self._page = 0  # of the explanations, from 1; 0 is the table
 
     def add_status(self, status: Status) -> None:
         self._status = status
@@ -94,29 +98,66 @@ class Board:
     def add_record(self, record: Record) -> None:
         self._scalars.update(record.scalars)
         now = record.scalars.get("time/time_elapsed")
-        for name, history in self._episode_curves.items():
-            if now is not None and name in record.scalars:
-                history.append((now, record.scalars[name]))
+        for name, points in self._points.items():
+            value = record.scalars.get(name)
+            if now is None or value is None or not math.isfinite(value):
+                continue
+            while points and points[-1].env_steps >= record.env_steps:  # the run has started again from a checkpoint
+                points.pop()
+            points.append(Point(record.env_steps, now, value))
+            if len(points) > _MOST_POINTS:
+                del points[1:-_HISTORY:2]
+
+    def turn_page(self) -> None:
+        """Shows the explanations in place of the table, their next page, or the table again after the last one."""
+        self._page += 1
 
     def render(self, width: int, height: int, is_ascii: bool = False) -> RenderableType:
-        """The table, at most `width` columns and `height` rows."""
-        head = [self._title(width), self._progress(width, is_ascii), Text(""), *self._curves(width, is_ascii)]
+        """The table or a page of explanations, at most `width` columns and `height` rows."""
+        pages = self._explanations(width, height - 4) if self._page > 0 else []
+        if self._page > len(pages):
+            self._page = 0
+        head = [self._title(width, len(pages)), self._progress(width, is_ascii), Text("")]
+        if self._page > 0:
+            return Group(*head, *pages[self._page - 1])
+        if not self._scalars:
+            return Group(*head, *_block_rows("starting", self._starting(), width))
+        head += self._sparklines(width, is_ascii)
         blocks = [
-            ("where the time goes", self._times(2 if width < 120 else 3)),
+            ("where the time goes", self._times(2 if width < 119 else 3)),
             ("learning", self._learning()),
             ("environment's own numbers", self._extra_stats()),
             ("faults", self._faults()),
             ("machine", self.usage.rows()),
         ]
-        policies = self._policies(width, height - len(head) - 9)
-        body = _columns([block for block in blocks if block[1]], width, height - len(head) - len(policies) - 1)
-        return Group(*head, *policies, body)
+        head += self._policies(width, height - len(head) - 9)
+        body = _columns([block for block in blocks if block[1]], width, height - len(head) - 1)
+        num_rows = height - len(head) - len(body) - 1
+        if num_rows >= _LEAST_CURVE and len(self._points[_RETURN]) > 1 and not is_ascii:
+            rows = curve(self._points[_RETURN], width, num_rows - 2)
+            head += [
+                Text(METRICS[_RETURN], "bold"),
+                *(Text.assemble((axis, "dim"), (line, "cyan")) for axis, line in rows),
+                Text(""),
+            ]
+        return Group(*head, *body)
 
-    def _title(self, width: int) -> Text:
+    def at_end(self, is_ascii: bool = False) -> list[Text]:
+        """A row that stays on the terminal: the return's curve over the whole run; none without a curve."""
+        points = self._points[_RETURN]
+        if len(points) < 2:
+            return []
+        values = resampled(points, min(len(points), _SPARKLINE_AT_END))
+        bars = sparkline(values, len(values), is_ascii)
+        return [Text.assemble("return ", number(points[0].value), " ", (bars, "cyan"), " ", number(points[-1].value))]
+
+    def _title(self, width: int, num_pages: int) -> Text:
         config = self._run.config
         ranks = f", {self._run.plan.num_ranks} ranks" if self._run.plan.num_ranks > 1 else ""
         text = f"{config.env_id}, {config.algorithm.name}{ranks}, {self._run.folder.name}"
-        key = "d: one line"
+        key = "?: explain  d: one line"
+        if self._page > 0:
+            key = "?: back" if self._page == num_pages else f"?: next (page {self._page} of {num_pages})"
         return Text.assemble((text[: width - len(key) - 1].ljust(width - len(key)), "bold"), (key, "dim"))
 
     def _progress(self, width: int, is_ascii: bool) -> Text:
@@ -124,32 +165,86 @@ class Board:
         if status is None:
             return Text("starting")
         steps = f" {status.env_steps:,} of {status.target_env_steps:,} steps ({100 * status.share:.1f} %)"
-        times = f", {duration(status.elapsed_s)} elapsed, {duration(status.remaining_s)} left"
+        times = f", {duration(status.elapsed_s)} elapsed"
+        if status.remaining_s is not None:
+            times += f", {duration(status.remaining_s)} left"
         text = f" {status.activity},{steps}" if status.activity is not None else steps
         text = (text + times)[:width]
         return with_bar(text, width - len(text), status.share, is_ascii)
 
-    def _curves(self, width: int, is_ascii: bool) -> list[Text]:
+    def _starting(self) -> list[tuple[str, str]]:
+        """What the run starts; there are no metrics yet."""
+        plan = self._run.plan
+        environments = f"{plan.num_envs_per_worker} environments"
+        rows = [("rollout workers", f"{plan.num_workers}, each with {environments}")]
+        if plan.serial_mode:
+            rows = [("this process", f"everything (--serial_mode), with {environments}")]
+        elif plan.hogwild is not None:
+            rows.append(("learners", "the rollout workers, which all train (--backend=hogwild)"))
+        else:
+            inference = ("inference", "in the rollout workers")
+            if plan.num_inference_workers > 0:
+                inference = (
+                    "inference workers",
+                    f"{plan.num_inference_workers} on {', '.join(plan.inference_devices)}",
+                )
+            rows += [inference, ("learner", f"on {plan.device}")]
+        return [*rows, ("first metrics", f"about {duration(self._run.config.report_every_s)} after training begins")]
+
+    def _explanations(self, width: int, height: int) -> list[list[Text]]:
+        """What each number of the table means, as pages of at most `height` rows."""
+        shown = {"speed": "time/fps", "return": _RETURN, "length": _LENGTH}
+        shown |= {title: name for name, title in _LEARNING.items() if name in self._scalars}
+        shown |= {title: name for name, title in _FAULTS.items() if self._scalars.get(name)}
+        if self._run.plan.num_policies > 1:
+            shown |= {title: name for name, title in _POLICY_COLUMNS.items() if f"policy_0/{name}" in self._scalars}
+        shown |= {name.removeprefix(_EXTRA): name for name in self._scalars if name.startswith(_EXTRA)}
+        meanings = {title: describe(name) or "" for title, name in shown.items()}
+        phases = (phase.value for (_, phase), share in self._run.phase_shares.items() if share >= _LEAST_SHARE)
+        meanings |= {phase.replace("_", " "): PHASES[phase] for phase in phases}
+        meanings |= {name: MACHINE.get(name.rstrip(" 0123456789"), "") for name, _ in self.usage.rows()}
+        front = max(map(len, meanings)) + 2
+        pages: list[list[Text]] = [[]]
+        for title, meaning in meanings.items():
+            rows = textwrap.wrap(meaning, width - front) or [""]
+            if len(pages[-1]) + len(rows) > height:
+                pages.append([])
+            titles = [title, *[""] * (len(rows) - 1)]
+            pages[-1] += [
+                Text.assemble((f"{own:<{front}}", "cyan"), row) for own, row in zip(titles, rows, strict=True)
+            ]
+        return pages
+
+    def _sparklines(self, width: int, is_ascii: bool) -> list[Text]:
         speed = None if self._status is None else self._status.fps
-        rows = [("speed", number(speed), "steps/s", list(self._speeds), "")]
-        for name, title in (("rollout/ep_rew_mean", "return"), ("rollout/ep_len_mean", "length")):
-            history = self._episode_curves[name]
-            latest = history[-1][1] if history else None
-            rows.append((title, number(latest), "", [value for _, value in history], _trend(history)))
-        texts = []
-        for title, value, unit, values, trend in rows:
-            front = f"{title:<7} {value:>9} {unit:<7} "
-            room = width - len(front) - len(trend) - 1
-            curve = (sparkline(values, room, is_ascii).ljust(room), "cyan")
-            texts.append(Text.assemble((f"{title:<7} ", "dim"), f"{value:>9} {unit:<7} ", curve, f" {trend}"))
-        return [*texts, Text("")]
+        rows = [("speed", number(speed), " steps/s", list(self._speeds), "")]
+        for name, title in ((_RETURN, "return"), (_LENGTH, "length")):
+            points = self._points[name]
+            latest = points[-1].value if points else None
+            rows.append((title, number(latest), "", [point.value for point in points], _trend(points)))
+        value_width, trend_width = (max(len(row[idx]) for row in rows) for idx in (1, 4))
+        room = width - value_width - trend_width - 17
+        all_bars = [sparkline(values, room, is_ascii) for *_, values, _ in rows]
+        bar_width = max(map(len, all_bars))
+        return [
+            *(
+                Text.assemble(
+                    (f"{title:<6} ", "dim"),
+                    f"{value:>{value_width}}{unit:<8} ",
+                    (f"{bars:<{bar_width}}", "cyan"),
+                    f" {trend}",
+                )
+                for (title, value, unit, _, trend), bars in zip(rows, all_bars, strict=True)
+            ),
+            Text(""),
+        ]
 
     def _times(self, num_phases: int) -> list[tuple[str, str]]:
         return [
             (f"{role} {phase.replace('_', ' ')}", f"{share:.0%}")
             for role, phases in largest_phases(self._run.phase_shares).items()
             for share, phase in phases[:num_phases]
-            if share >= 0.01
+            if share >= _LEAST_SHARE
         ]
 
     def _learning(self) -> list[tuple[str, str]]:
@@ -194,52 +289,35 @@ def with_bar(text: str, bar_width: int, share: float, is_ascii: bool) -> Text:
     return Text.assemble(*bar, text, no_wrap=True, overflow="crop")
 
 
-def number(value: float | None) -> str:
-    """A number with about four digits."""
-    if value is None or value != value:
-        return UNKNOWN
-    if value == 0 or 0.001 <= abs(value) < 1:
-        return f"{value:.3f}" if value else "0"
-    if abs(value) < 0.001:
-        return f"{value:.1e}"
-    return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def sparkline(values: Sequence[float], width: int, is_ascii: bool = False) -> str:
-    """The newest values as bars, each at most once, the largest of them as the highest bar."""
-    bars = _ASCII_BARS if is_ascii else _BARS
-    shown = [value for value in values if value == value][-max(0, width) :] if width > 0 else []
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    return "".join(bars[round((value - low) / (high - low) * (len(bars) - 1)) if high > low else 0] for value in shown)
-
-
-def _trend(history: Iterable[tuple[float, float]]) -> str:
+def _trend(points: Sequence[Point]) -> str:
     """How the last value differs from that of a minute before, or from the first one."""
-    points = list(history)
     if len(points) < 2:
         return ""
-    end_s, end = points[-1]
-    start_s, start = next(point for point in points if point[0] >= end_s - _TREND_S)
-    if start_s == end_s:
-        start_s, start = points[-2]
-    difference = end - start
-    return f"{'+' if difference >= 0 else '-'}{number(abs(difference))} in {duration(end_s - start_s)}"
+    end = points[-1]
+    start = next(point for point in points if point.elapsed_s >= end.elapsed_s - _TREND_S)
+    if start.elapsed_s == end.elapsed_s:
+        start = points[-2]
+    difference = end.value - start.value
+    sign = "+" if difference >= 0 else "-"
+    return f"{sign}{number(abs(difference))} in {duration(end.elapsed_s - start.elapsed_s)}"
 
 
-def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int, height: int) -> RenderableType:
+def _block_rows(title: str, rows: Sequence[tuple[str, str]], width: int) -> list[Text]:
+    """A title, and names with their values beside them; if all values are short, their ends are aligned."""
+    front, value_width = (max(map(len, column)) for column in zip(*rows, strict=True))
+    if value_width > _NUMBER_WIDTH:
+        value_width = 0
+    lines = [f"{name:<{front}}  {value:>{value_width}}"[:width] for name, value in rows]
+    return [Text(title[:width], "bold"), *map(Text, lines)]
+
+
+def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int, height: int) -> list[Text]:
     """Blocks of named numbers side by side. Where there is no room the longest of a column loses its last rows."""
-    count = max(1, min(len(blocks), 2 if width < 120 else 3 if width < 180 else 5))
+    count = max(1, min(len(blocks), 2 if width < 119 else 3 if width < 179 else 5))
     own_width = (width - 3 * (count - 1)) // count
     stacks: list[list[list[Text]]] = [[] for _ in range(count)]
     for title, rows in blocks:
-        lines = [Text(title[:own_width], "bold")]
-        for name, value in rows:
-            value = value[: own_width - 1]
-            name_width = own_width - len(value) - 1
-            lines.append(Text(f"{name[:name_width]:<{name_width}} {value}"))
-        min(stacks, key=_num_rows).append(lines)
+        min(stacks, key=_num_rows).append(_block_rows(title, rows, own_width))
     for stack in stacks:
         while _num_rows(stack) > height:
             longest = max(stack, key=len)
@@ -248,10 +326,13 @@ def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int
             else:
                 stack.pop()
     columns = [[line for block in stack for line in (Text(""), *block)][1:] for stack in stacks]
-    table = Table.grid(padding=(0, 3, 0, 0))
-    for row in range(max(map(len, columns), default=0)):
-        table.add_row(*(column[row] if row < len(column) else Text(" " * own_width) for column in columns))
-    return table
+    lines = []
+    for row in range(max(map(len, columns))):
+        parts = [column[row] if row < len(column) else Text("") for column in columns]
+        for part in parts[:-1]:
+            part.pad_right(own_width + 3 - len(part))
+        lines.append(Text.assemble(*parts))
+    return lines
 
 
 def _num_rows(stack: Sequence[Sequence[Text]]) -> int:
@@ -308,7 +389,7 @@ class Usage:
             ("cores in use", f"{UNKNOWN if cores is None else f'{cores:.1f}'} of {psutil.cpu_count()}"),
             ("memory", f"{(private + shared) / 2**30:.1f} GiB"),
             ("memory free", f"{machine.available / 2**30:.1f} of {machine.total / 2**30:.1f} GiB"),
-            ("cores in use, all programs", f"{psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1):.1f}"),
+            ("cores, all programs", f"{psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1):.1f}"),
             ("processes", f"{len(seconds)}"),
         ]
         if self._uses_gpu:

@@ -96,6 +96,37 @@ METRICS: dict[str, str] = {
 """Published name, with words in capitals for what varies, and meaning."""
 
 
+PHASES: dict[str, str] = {
+    "step": "share of time in which environments step",
+    "fetch_weights": "share of time in which new weights are copied",
+    "gather": "share of time in which observations or samples of a batch are collected",
+    "forward": "share of time in which the policy computes actions",
+    "copy": "share of time in which actions or samples are copied to where they are used",
+    "train": "share of time in which updates are computed",
+    "publish": "share of time in which new weights are published",
+    "save": "share of time in which a checkpoint is written",
+    "exchange_with_ranks": "share of time in which ranks exchange gradients",
+    "other": "share of time for everything else",
+    "wait_for_actions": "share of time in which workers wait for actions of an inference worker",
+    "wait_for_slots": "share of time in which workers wait for free shared memory, because the learner is slower",
+    "wait_for_requests": "share of time in which inference workers wait for observations",
+    "wait_for_samples": "share of time in which the learner waits for samples, because the workers are slower",
+    "wait_for_updates": "share of time in which workers wait for updates, because the learner is slower",
+    "wait_for_ranks": "share of time in which a rank waits for the others",
+}
+"""What a role does in each phase, by the phase's published name (`profile/ROLE/PHASE`)."""
+
+MACHINE: dict[str, str] = {
+    "cores in use": "processor time of the run's processes, divided by the time",
+    "memory": "memory of the run's processes, with what they share counted once",
+    "memory free": "memory of the machine that programs can still get",
+    "cores, all programs": "processor time of all programs on the machine, divided by the time",
+    "processes": "processes of the run",
+    "GPU": "share of time at work, and memory in use, both by all programs",
+}
+"""What the dashboard shows of the machine, which is not in the records."""
+
+
 def describe(name: str) -> str | None:
     """The meaning of a published metric; None if it is unknown."""
     name = re.sub(r"^policy_\d+/", "", name)

@@ -28,14 +28,15 @@ Mode = Literal["dashboard", "live", "lines", "quiet"]
 _DRAWN: tuple[Mode, ...] = ("dashboard", "live")
 _BAR_WIDTHS = (8, 24)
 _BOARD_EVERY_S = 1.0
-_KEY = "d"
+_KEY, _EXPLAIN_KEY = "d", "?"
 
 
 class ProgressBar(Observer):
     """Shows what `python -m asyncrl.train` shows while a run trains: progress, evaluations and messages.
 
     The modes:
-        dashboard: a table of the run's metrics, drawn again each second. The key d changes to the live line and back.
+        dashboard: a table of the run's metrics, drawn again each second. The key d changes to the live line and back,
+            the key ? to explanations of the metrics and back.
         live: one line at the bottom of the terminal, drawn again for each status. The key d changes to the dashboard.
         lines: a line every `report_every_s`, for log files, pipes and CI.
         quiet: messages only.
@@ -61,7 +62,7 @@ class ProgressBar(Observer):
         self._keys: Keys | None = None
         self._board: Board | None = None
         self._board_drawn_at = 0.0
-        self._last_line: Text | None = None
+        self._last_status: Status | None = None
         self._outputs: dict[TextIO, TextIO] = {}  # streams, and what writes to them without waiting for their readers
 
     def on_start(self, run: Run) -> None:
@@ -107,10 +108,13 @@ class ProgressBar(Observer):
             self.on_message(run, f"evaluated {which}at {steps:,} steps: return {mean:,.1f} over {count} episodes")
 
     def on_end(self, run: Run, summary: Summary) -> None:
-        """Leaves the last live line on the screen, without the dashboard, and gives the terminal back as it was."""
-        if self._live is not None and self._last_line is not None and self._is_in_foreground(run):
+        """Leaves the last live line and the return's curve on the screen, and gives the terminal back as it was."""
+        if self._live is not None and self._last_status is not None and self._is_in_foreground(run):
+            from rich.console import Group
+
             with contextlib.suppress(Exception):  # the terminal is gone, or does not know the characters
-                self._live.update(self._last_line, refresh=True)
+                more = [] if self._board is None else self._board.at_end(self._terminal().options.ascii_only)
+                self._live.update(Group(self._live_line(self._last_status), *more), refresh=True)
         self._release_terminal(run)
         for stream, output in self._outputs.items():
             if isinstance(output, PatientStream) and output is not stream:
@@ -173,9 +177,11 @@ class ProgressBar(Observer):
         from rich.live import Live
 
         console = self._terminal()
-        self._last_line = self._live_line(status)
-        shown: RenderableType = self._last_line
-        if self._mode == "dashboard" and self._board is not None and _fits(console):
+        self._last_status = status
+        has_room = self._board is not None and _fits(console)
+        hint = f" | {_KEY}: dashboard" if has_room and self._keys is not None else ""
+        shown: RenderableType = self._live_line(status, hint)
+        if self._mode == "dashboard" and self._board is not None and has_room:
             now = time.monotonic()
             if now - self._board_drawn_at < _BOARD_EVERY_S and not status.is_of_record:
                 return
@@ -189,17 +195,20 @@ class ProgressBar(Observer):
         self._live.update(shown, refresh=True)
 
     def _answer_keys(self) -> None:
-        if self._keys is not None and self._keys.pressed().count(_KEY) % 2 == 1:
-            self._mode = "live" if self._mode == "dashboard" else "dashboard"
+        for key in self._keys.pressed() if self._keys is not None else "":
+            if key == _KEY:
+                self._mode = "live" if self._mode == "dashboard" else "dashboard"
+            elif key == _EXPLAIN_KEY and self._mode == "dashboard" and self._board is not None:
+                self._board.turn_page()
             self._board_drawn_at = 0.0
 
-    def _live_line(self, status: Status) -> Text:
-        """The numbers, behind a bar if there is room. The line never wraps: Rich cannot erase a wrapped line."""
+    def _live_line(self, status: Status, hint: str = "") -> Text:
+        """The numbers and a hint, behind a bar if there is room. The line never wraps: Rich cannot erase more rows."""
         from asyncrl.observers.dashboard import with_bar
 
         console = self._terminal()
         width = console.width - 1  # a cursor behind the last column would be on the next row
-        text = status.text_within(width)
+        text = status.text_within(width - len(hint)) + hint
         smallest, largest = _BAR_WIDTHS
         bar_width = min(largest, width - len(text) - 1)
         if bar_width < smallest:

@@ -36,6 +36,11 @@ class RunResult:
     stop_signal: int | None = None
     nothing_to_do: str | None = None
 
+    def __repr__(self) -> str:
+        mean = self.summary.ep_rew_mean
+        episode_return = "unknown" if mean is None else f"{mean:,.1f}"
+        return f"RunResult({self.status}, {self.folder}, {self.summary.env_steps:,} steps, return {episode_return})"
+
     @property
     def status(self) -> RunStatus:
         """`completed`, `stopped` by a callback, or `interrupted` by the user."""

@@ -144,10 +144,10 @@ def test_local_inference_and_serial_mode_have_one_split() -> None:
 @pytest.mark.parametrize(
     ("device", "machine", "words"),
     [
-        ("gpu", CPU, "expected one of"),
-        ("cuda", CPU, "without CUDA"),
+        ("tpu", CPU, "expected one of"),
+        ("gpu", CPU, "--device=cuda: the installed torch was built without CUDA"),
         ("cuda", Machine(4, True, 0), "finds 0 devices"),
-        ("cuda:2", Machine(4, True, 2), "finds 2 devices"),
+        ("GPU:2", Machine(4, True, 2), "--device=cuda:2: the CUDA driver finds 2 devices"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device: str, machine: Machine, words: str) -> None:

@@ -270,7 +270,7 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
         ("--optimizer=lamb", "Sample Factory's optimizer has no counterpart here: the optimizer is Adam"),
         ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
         ("--recurrence=-1", "Sample Factory's -1 is auto"),
-        ("--algo=PPO", "expected one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo"),
+        ("--algo=PPOO", "expected one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo"),
     ],
 )
 def test_flags_and_values_of_other_libraries_are_answered_with_what_they_are_called_here(flag: str, said: str) -> None:
@@ -429,3 +429,18 @@ def test_saved_settings_that_no_run_has_written_are_one_sentence(tmp_path: Path,
     with pytest.raises(UsageError) as raised:
         TrainConfig.from_saved(read_saved_values(file))
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("SAC", "sac"), ("Ppo", "ppo"), ("A3C", "a2c")])
+def test_an_algorithm_may_be_given_in_any_case_and_a_gpu_by_its_usual_name(given: str, expected: str) -> None:
+    loaded = load(["--env=Hopper-v5", f"--algo={given}", "--device=gpu", "--inference_devices=GPU:1,cpu"])
+    config = TrainConfig(algo=given, device="gpu", inference_devices=["GPU:1", "cpu"])
+    for each in (loaded.config, config):
+        assert (each.algo, each.device, each.inference_devices) == (expected, "cuda", ("cuda:1", "cpu"))
+    assert config.backend == ("hogwild" if given == "A3C" else "actor_learner")
+    assert (
+        loaded.config
+        == load(
+            ["--env=Hopper-v5", f"--algo={given.lower()}", "--device=cuda", "--inference_devices=cuda:1,cpu"]
+        ).config
+    )

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from layouts import vector_observation
 
 import asyncrl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.observations import space_text
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.inference.policy import Policy
 from asyncrl.models.actor_critic import ActorCritic
@@ -76,6 +79,75 @@ def test_it_acts_in_the_environments_unit_whatever_the_policys_is(algo: str, tmp
         {"bounds": pytest.approx(75.0), "raw": pytest.approx(0.5)} if algo == "ppo" else dict.fromkeys(taken, squashed)
     )
     assert taken == wanted
+
+
+def test_it_is_shown_with_what_it_was_trained_on_and_for_how_long(tmp_path: Path) -> None:
+    save(tmp_path, CHOICE, env_steps=20_480)
+    assert repr(asyncrl.load_policy(tmp_path / "checkpoint_000000020480")) == (
+        "Policy(CartPole-v1, ppo, 20,480 steps, observations Box((4,), float32), actions Discrete(2))"
+    )
+    spec = spec_of_spaces(
+        spaces.Dict(
+            {
+                "camera": spaces.Box(0, 255, (16, 16, 3), np.uint8),
+                "gear": spaces.Discrete(5, start=-1),
+                "inner": spaces.Tuple([spaces.MultiBinary(3), spaces.Box(-1.0, 1.0, (2,), np.float32)]),
+            }
+        ),
+        spaces.Dict({"steer": spaces.Box(-1.0, 1.0, (2,), np.float32), "keys": spaces.MultiDiscrete([2, 3])}),
+        "X-v0",
+        None,
+    )
+    assert space_text(spec.observation) == (
+        "Dict('camera': Box(0, 255, (16, 16, 3), uint8), 'gear': Discrete(5, start=-1), "
+        "'inner': Tuple(MultiBinary(3), Box((2,), float32)))"
+    )
+    action = spaces.Dict({"steer": spaces.Box(-1.0, 1.0, (2,), np.float32), "keys": spaces.MultiDiscrete([2, 3])})
+    assert space_text(spec.action) == repr(action)
+
+
+def test_predict_acts_with_given_or_kept_states_and_resets_those_of_episodes_that_begin() -> None:
+    config = TrainConfig(env=CHOICE.env_id, encoder_mlp_layers=[8], use_rnn=True, rnn_size=6)
+    model = make_acting_model(CHOICE, config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
+    policy, other = Policy(model, CHOICE, config), Policy(model, CHOICE, config)
+    obs = np.random.default_rng(0).normal(size=(3, 2, CHOICE.observation_size)).astype(np.float32)
+
+    actions, first = policy.predict(obs[0], deterministic=True)
+    np.testing.assert_array_equal(actions, other.act(obs[0], deterministic=True))
+    assert first is not None and first.shape == policy.initial_state(2).shape
+    given = first.copy()
+    _, kept = policy.predict(obs[1], episode_start=[False, True], deterministic=True)
+    np.testing.assert_array_equal(first, given)
+    for state in (first, other.predict(obs[0], episode_start=[True, True])[1]):
+        other.act(obs[2])  # changes the state that it keeps
+        _, again = other.predict(obs[1], state=state, episode_start=[False, True], deterministic=True)
+        np.testing.assert_array_equal(again, kept)
+    _, fresh = other.step(obs[1], other.initial_state(2), deterministic=True)
+    np.testing.assert_allclose(kept[1], fresh[1], rtol=1e-5)
+    assert not np.allclose(kept[0], fresh[0], rtol=1e-2)
+
+    _, single = policy.predict(obs[0, 0], episode_start=True)  # another number of environments
+    assert single is not None and len(single) == 1
+    with pytest.raises(ValueError, match=r"states that predict returned, of shape \(B, 12\), got \(2, 5\)"):
+        policy.predict(obs[0], state=np.zeros((2, 5)))
+    plain = Policy(make_acting_model(CHOICE, TrainConfig(env=CHOICE.env_id)), CHOICE, TrainConfig(env=CHOICE.env_id))
+    actions, nothing = plain.predict(obs[0], state=None, episode_start=[True, False])
+    assert actions.shape == (2,) and nothing is None
+
+
+def test_stable_baselines3_evaluates_it() -> None:
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
+    from stable_baselines3.common.env_util import make_vec_env
+
+    config = TrainConfig(env=CHOICE.env_id, use_rnn=True, rnn_size=6)
+    policy = Policy(make_acting_model(CHOICE, config).eval(), CHOICE, config)
+    returns, lengths = evaluation.evaluate_policy(
+        policy, make_vec_env("CartPole-v1", n_envs=2, seed=0), n_eval_episodes=3, return_episode_rewards=True
+    )
+    assert returns == lengths and len(returns) == 3
 
 
 def test_a_runs_newest_and_best_are_found(tmp_path: Path) -> None:

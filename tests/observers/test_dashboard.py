@@ -7,12 +7,14 @@ import dataclasses
 import io
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import termios
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +26,10 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observers import dashboard
-from asyncrl.observers.dashboard import Board, Usage, number, sparkline
+from asyncrl.observers.charts import Point, curve, number, resampled, sparkline
+from asyncrl.observers.dashboard import Board, Usage
 from asyncrl.observers.keys import Keys
+from asyncrl.observers.metrics import METRICS, PHASES
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.progress import ProgressBar, choose_mode
 from asyncrl.observers.reports import Phase
@@ -143,7 +147,101 @@ def test_before_the_first_record_it_says_what_the_run_does(tmp_path: Path) -> No
     board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
     assert "starting" in "\n".join(drawn(board, 80, 24))
     board.add_status(Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="collecting: 5 of 64 steps"))
-    assert "collecting: 5 of 64 steps" in "\n".join(drawn(board, 80, 24))
+    rows = drawn(board, 80, 24)
+    assert "collecting: 5 of 64 steps" in rows[1] and " - " not in "".join(rows[1:]), "no empty number"
+    for row in ("rollout workers  2, each with", "inference        in the rollout", "learner          on cpu"):
+        assert any(each.startswith(row) for each in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"serial_mode": True}, ["this process", "first metrics"]),
+        ({"algo": "a3c"}, ["rollout workers", "learners", "first metrics"]),
+        ({"inference_mode": "central"}, ["rollout workers", "inference workers", "learner", "first metrics"]),
+    ],
+)
+def test_it_says_which_processes_start(tmp_path: Path, settings: dict[str, Any], expected: list[str]) -> None:
+    board = Board(make_run(tmp_path, **settings), FixedUsage(uses_gpu=False))
+    assert [name for name, _ in board._starting()] == expected
+
+
+def with_returns(board: Board) -> Board:
+    """A board after a few records of a run whose return rises."""
+    board.add_status(STATUS)
+    for idx in range(1, 6):
+        own = {"rollout/ep_rew_mean": 100.0 * idx, "time/time_elapsed": 5.0 * idx}
+        board.add_record(Record(5_000 * idx, {**SCALARS, **own}))
+    return board
+
+
+def test_a_tall_terminal_has_the_return_as_a_curve_with_labelled_axes(tmp_path: Path) -> None:
+    board = with_returns(Board(make_run(tmp_path), FixedUsage(uses_gpu=False)))
+    rows = drawn(board, 160, 45)
+    assert len(rows) < 45 and max(map(len, rows)) < 160
+    start = rows.index(METRICS["rollout/ep_rew_mean"])
+    assert [row.split()[0] for row in rows[start:] if "┤" in row] == ["500.0", "300.0", "100.0"]
+    axis = next(idx for idx, row in enumerate(rows) if "└" in row)
+    assert axis - start > 15 and rows[axis + 1].split() == ["5,000", "25,000", "steps"]
+    assert not any("┤" in row for row in drawn(board, 80, 24))
+    board.add_record(Record(10_000, {**SCALARS, "rollout/ep_rew_mean": 7.0, "time/time_elapsed": 40.0}))
+    rows = drawn(board, 160, 45)
+    assert [row.split()[0] for row in rows if "┤" in row] == ["100.0", "53.5", "7.0"], "it resumed at step 5,000"
+
+
+def test_a_long_run_keeps_fewer_of_its_older_returns(tmp_path: Path) -> None:
+    board = Board(make_run(tmp_path), FixedUsage(uses_gpu=False))
+    for idx in range(10_000):
+        board.add_record(Record(idx, {"rollout/ep_rew_mean": float(idx), "time/time_elapsed": float(idx)}))
+    points = [point.env_steps for point in board._points["rollout/ep_rew_mean"]]
+    assert len(points) <= 4096 and points[0] == 0 and points[-240:] == [*range(9_760, 10_000)]
+    assert max(later - earlier for earlier, later in pairwise(points)) <= 32
+
+
+def test_a_label_and_its_number_stay_together(tmp_path: Path) -> None:
+    board = with_returns(Board(make_run(tmp_path), FixedUsage(uses_gpu=False)))
+    for size in SIZES:
+        text = "\n".join(drawn(board, *size))
+        gaps = [re.search(pattern, text) for pattern in (r"value loss( +)0\.062", r"return( +)500", r"memory( +)0\.9")]
+        assert all(gap is not None and len(gap[1]) <= 14 for gap in gaps), size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_key_explains_every_number_on_pages_that_fit(tmp_path: Path, size: tuple[int, int]) -> None:
+    run = make_run(tmp_path)
+    board = Board(run, FixedUsage(uses_gpu=False))
+    board.add_status(STATUS)
+    board.add_record(Record(25_000, {**SCALARS, "train/clip_fraction": 0.1, "train/explained_variance": 0.5}))
+    table, pages = drawn(board, *size), []
+    board.turn_page()
+    while (rows := drawn(board, *size)) != table:
+        assert len(rows) < size[1] and max(map(len, rows)) < size[0]
+        pages.append("\n".join(rows))
+        board.turn_page()
+    assert len(pages) == (1 if size[1] > 24 else 2) and "?: back" in pages[-1] and "?: explain" in table[0]
+    shown = " ".join(" ".join(pages).split())
+    names = ("time/fps", "rollout/ep_rew_mean", "train/approx_kl", "train/clip_fraction", "lag/mean")
+    for meaning in (*(METRICS[name] for name in names), PHASES["wait_for_slots"], METRICS["perf/env_failures"]):
+        assert meaning in shown
+    for title in ("speed", "lag, versions", "wait for slots", "explained variance", "goals", "cores in use", "memory"):
+        assert title in shown
+    assert METRICS["perf/restarts"] not in shown
+
+
+def test_every_phase_is_explained() -> None:
+    assert set(PHASES) == {phase.value for phase in Phase}
+
+
+def test_a_curve_is_drawn_as_bars_between_its_axes() -> None:
+    points = [Point(0, 0.0, 0.0), Point(200, 9.0, 15.0)]
+    assert curve(points, 9, 4) == [
+        ("15.0 ┤", " \u2581\u2588"),
+        ("   0 ┤", "\u2581\u2588\u2588"),
+        ("     └───", ""),
+        ("      0200 steps", ""),
+    ]
+    assert curve([Point(0, 0.0, 2.0), Point(9, 1.0, 2.0)], 30, 4)[:2] == [("2.0 ┤", " " * 25), ("2.0 ┤", "\u2581" * 25)]
+    assert resampled(points, 3) == [0.0, 7.5, 15.0]
 
 
 def test_bars_and_numbers() -> None:
@@ -238,9 +336,13 @@ def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Pat
     progress = started(run, stream)
     progress.on_record(run, Record(25_000, SCALARS))
     assert "KL divergence" in shown_after(run, progress, stream) and run.draws_on_terminal
-    assert "KL divergence" not in shown_after(run, progress, stream, "d")
+    line = shown_after(run, progress, stream, "d")
+    assert "KL divergence" not in line and "25,000 of" in line and "d: dashboard" in line
     assert "KL divergence" in shown_after(run, progress, stream, "xd")
     assert "KL divergence" in shown_after(run, progress, stream, "dd")
+    assert "mean KL divergence of the updated policy" in shown_after(run, progress, stream, "?")
+    assert "mean KL divergence of the updated policy" not in shown_after(run, progress, stream, "?")
+    progress.on_record(run, Record(26_000, {**SCALARS, "rollout/ep_rew_mean": 150.0}))
     progress._keys = None
     before = len(stream.getvalue())
     progress.on_status(run, dataclasses.replace(STATUS, is_of_record=False))
@@ -248,7 +350,8 @@ def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Pat
     start = len(stream.getvalue())
     progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]
     last = stream.getvalue()[start:]
-    assert "25,000 of 100,000 steps" in last and "KL divergence" not in last
+    assert "25,000 of 100,000 steps" in last and "KL divergence" not in last and "d: dashboard" not in last
+    assert "return 123.4 \u2581\u2588 150.0" in last
     assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")
     assert not run.draws_on_terminal
 

@@ -30,8 +30,9 @@ class OutputSettings(Section):
     quiet: bool = _output(False, "print no progress")
     progress: Progress = _output(
         "auto",
-        "how progress is shown: dashboard (the key d changes to one line and back), live (one line, drawn again), "
-        "lines (one after the other); auto is the dashboard on a terminal, and lines elsewhere and in serial mode",
+        "how progress is shown: dashboard (the key d changes to one line and back, ? explains the metrics), live (one "
+        "line, drawn again), lines (one after the other); auto is the dashboard on a terminal, and lines elsewhere and "
+        "in serial mode",
     )
     track: list[TrackerName] = _output(
         [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from asyncrl.config.sections.section import Section, section
-from asyncrl.config.value_types import AutoPositiveInt, NonNegativeFloat
+from asyncrl.config.value_types import AutoPositiveInt, DeviceName, NonNegativeFloat
 
 _roles = section("roles")
 
@@ -35,11 +35,11 @@ class RoleSettings(Section):
     inference_max_wait_ms: NonNegativeFloat = _roles(
         0.3, "longest wait in ms of an inference worker for a full batch", inference_mode=("central",)
     )
-    device: str = _roles("auto", "device of learner and central inference: auto, cpu, cuda or cuda:N")
-    learner_device: str = _roles(
+    device: DeviceName = _roles("auto", "device of learner and central inference: auto, cpu, cuda or cuda:N")
+    learner_device: DeviceName = _roles(
         "auto", "device of the learner alone; auto is that of --device", backend=("actor_learner",)
     )
-    inference_devices: tuple[str, ...] = _roles(
+    inference_devices: tuple[DeviceName, ...] = _roles(
         (), "devices of inference workers, assigned in turn; [] is --device", inference_mode=("central",)
     )
     precision: Literal["auto", "float32", "bf16"] = _roles(

@@ -9,7 +9,7 @@ class HogwildSettings(Section):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,6 +55,12 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """The settings that `repr` shows: those that differ from their defaults."""
+        for name, field in type(self).model_fields.items():
+            if (value := getattr(self, name)) != field.get_default(call_default_factory=True):
+                yield name, value
 
     @property
     def opponents(self) -> Opponents | None:
