@@ -7,8 +7,8 @@ r"""Draws the pictures and the table of learning in the README from stored resul
 
 `docs/learning.json` holds for each run its curve, its evaluated policies, its speed, and once for all runs the commit,
 the versions and the processor. From it come `docs/images/return_over_seconds.svg`, `docs/images/steps_per_second.svg`
-and the table between the marks in the README. `tests/scripts/test_make_figures.py` fails if the README's table is not
-the one that the stored results give. Needs `pip install -e ".[plot]"`.
+and the table between `<!-- learning: ... -->` and `<!-- end of learning -->` in the README, which must have these two
+lines. Needs `pip install -e ".[plot]"`.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             text = target.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         return f"[{text}]({_PAGES.get(target) or os.path.relpath(target, ROOT / 'docs')}{anchor})"
 
-    return _LINK.sub(link, markdown)
+    return _LINK.sub(link, markdown).replace('src="docs/', 'src="')  # pictures with a width are HTML
 
 
 def notebook_page(path: Path) -> str:

@@ -15,6 +15,8 @@ from asyncrl.contrib.ray_pools import connection, pool
 from asyncrl.contrib.ray_pools.connection import RayConnection, find_problem
 from asyncrl.processes.children import RunFailed
 
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
 
 def problem(address: str) -> str | None:
     return find_problem(TrainConfig(cluster="ray", ray_address=address))
@@ -25,17 +27,20 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     assert problem("auto") == '--cluster=ray needs the package ray, which is not installed: pip install -e ".[ray]"'
 
 
+@needs_ray
 def test_an_address_at_which_nobody_answers_is_refused_at_once(free_port: int) -> None:
     assert "nobody can be reached there" in str(problem(f"127.0.0.1:{free_port}"))
     assert problem("head") == "--ray_address=head is not auto or HOST:PORT."
 
 
+@needs_ray
 def test_an_address_of_ray_client_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     expected = "RAY_ADDRESS=ray://head:10001: the learner's machine must be a node of the cluster, not a client."
     assert problem("auto") == expected
 
 
+@needs_ray
 def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "Traceback ...\n  File ...\nConnectionError: Could not find any running Ray instance."
 
@@ -61,6 +66,7 @@ def test_a_cluster_that_asks_for_a_token_says_so(monkeypatch: pytest.MonkeyPatch
         assert problem(cluster.address) is None
 
 
+@needs_ray
 def test_a_cluster_that_has_ended_is_the_end_of_the_run(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(cluster="ray", ray_address=f"127.0.0.1:{free_port}")
     with pytest.raises(RunFailed, match="nobody can be reached there") as failed:
