@@ -1,4 +1,4 @@
-"""`python -m asyncrl.train` as a user meets it: what it learns, says, leaves behind, and how it stops."""
+"""`asyncrl train` as a user meets it: what it learns, says, leaves behind, and how it stops."""
 
 from __future__ import annotations
 
