@@ -167,7 +167,7 @@ def load(
         if flag.is_bool and text not in flag.values:
             cli[flag.name] = TRUTH_VALUES.get((text or "false").lower(), False)
             if text is not None and text.lower() not in TRUTH_VALUES:
-                expected = " or ".join(["True", "False", *flag.values])
+                expected = ", ".join(["one of True", "False", *flag.values])
                 layers.problems.append(refused_value(flag.name, text, expected))
     loaded = _merge(layers, given, texts.get("preset"), find_saved, cli, of_policies)
     if loaded.problems and not lenient:

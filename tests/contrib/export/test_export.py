@@ -260,7 +260,7 @@ def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pyt
     chosen = []
     for idx in range(2):
         out = tmp_path / f"{idx}.exported"
-        named = [f"--experiment={run}", f"--policy={idx}", "--format=torch_export", f"--out={out}"]
+        named = [str(run), f"--policy={idx}", "--format=torch_export", f"--out={out}"]
         assert command.main(named) == 0
         assert "largest difference of a parameter" in capsys.readouterr().out
         _, action = torch.export.load(out).module()(torch.randn(50, 4), torch.zeros(50, 2))
@@ -271,7 +271,7 @@ def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "No run was given: give --experiment=NAME"),
+        ((), "No run was given: give RUN"),
         (("--format=onx", "--experiment=x"), "--format=onx"),
         (("--checkpoint=/no/such",), "There is no run"),
         (("--checkpoint={}", "--format=torch_export", "--out=/no/such/folder/x.pt2"), "Cannot write"),
