@@ -59,9 +59,10 @@ def test_a_command_ends_without_a_traceback_when_its_reader_has_ended(
     monkeypatch.setattr(commands_main, "end_process", sys.exit)
     monkeypatch.setattr(sys, "argv", ["asyncrl", name, "bash" if name == "completion" else "--help"])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with open(write_end, "w") as stream, pytest.raises(SystemExit) as end:
+    with open(write_end, "w") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        main()
+        with pytest.raises(SystemExit) as end:
+            main()
     assert end.value.code == 1
 
 

@@ -81,7 +81,7 @@ def test_the_run_is_an_argument_and_the_kind_of_actions_is_told(trained, capsys,
     assert json.loads(out.splitlines()[-1])["env_steps"] == 200
     code, out, _ = call(capsys, "run/checkpoints/best", *flags, "--deterministic", "--compare=newest")
     assert code == 0
-    assert out.endswith("\ndeterministic actions; without --deterministic they are sampled\n")
+    assert "\ndeterministic actions; without --deterministic they are sampled\n" in out
     assert "run/best/checkpoint_000000000100" in out and "run/checkpoint_000000000200" in out
 
 

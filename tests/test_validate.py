@@ -75,10 +75,14 @@ def test_ranks_are_shown_one_by_one_and_together(capsys: pytest.CaptureFixture[s
 def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env=space_envs:SeeAndTell-v0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment:")]
-    assert "image Box(..., (8, 8, 1), uint8) as image with channels last, vector Box(..., (2,), float64) (72 bytes" in line
+    assert (
+        "image Box(..., (8, 8, 1), uint8) as image with channels last, vector Box(..., (2,), float64) (72 bytes" in line
+    )
     assert line.endswith("actions: 0 Discrete(2), 1 Box(-1.0, 1.0, (1,), float32)")
     assert main(["--env=space_envs:SeeAndTell-v0", "--image_channels=first"]) == 0
-    assert "image Box(..., (8, 8, 1), uint8), vector" in capsys.readouterr().out  # a width of 1 is too small for an image
+    assert (
+        "image Box(..., (8, 8, 1), uint8), vector" in capsys.readouterr().out
+    )  # a width of 1 is too small for an image
     assert main(["--env=CartPole-v1", "--json"]) == 0
     environment = json.loads(capsys.readouterr().out)["environment"]
     assert environment["is_vectorized"] and environment["observation"][0]["dtype"] == "float32"

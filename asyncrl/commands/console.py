@@ -30,8 +30,8 @@ from asyncrl.storage.run_folder import RunFolder, shown_path
 
 PRINT_CONFIG = ExtraFlag(
     "print_config",
-    "print each setting and where it came from, and start nothing; --print_config=changed leaves out settings that have "
-    "their default",
+    "print each setting and where it came from, and start nothing; --print_config=changed leaves out settings that "
+    "have their default",
     values=("changed",),
 )
 

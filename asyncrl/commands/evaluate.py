@@ -81,8 +81,8 @@ class Options(RunOptions):
 class _Evaluate(RunCommand[Options]):
     usage = "asyncrl evaluate RUN"
     description = (
-        "Play a trained policy for a fixed number of episodes and print its mean return. RUN is a run's folder, its name "
-        "in train_dir, hf://user/name, or a checkpoint's folder."
+        "Play a trained policy for a fixed number of episodes and print its mean return. RUN is a run's folder, its "
+        "name in train_dir, hf://user/name, or a checkpoint's folder."
     )
     examples = (
         "asyncrl evaluate my_run --episodes=50",
@@ -121,8 +121,8 @@ class _Evaluate(RunCommand[Options]):
             if (finished := getattr(error, "result", None)) is not None:
                 print(f"until the environment failed: {finished.to_text()}", flush=True)
             raise
-        print(result.to_text())
         print(_DETERMINISTIC if options.deterministic else _SAMPLED)
+        print(result.to_text())
         if options.as_json:
             print(json.dumps(result.to_data()), flush=True)
         return 0

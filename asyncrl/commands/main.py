@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import asyncrl
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.argv = [f"asyncrl {name}", *rest]
         if sys.path[:1] not in ([""], [os.getcwd()]):
             sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
-        run_for_a_reader(lambda: _run(name, rest, None), end_process if name in _PLAYING else sys.exit)
+        end: Callable[[int], NoReturn] = end_process if name in _PLAYING else sys.exit
+        run_for_a_reader(lambda: _run(name, rest, None), end)
     return _run(name, rest, rest)
 
 

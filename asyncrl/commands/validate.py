@@ -131,9 +131,7 @@ def _as_data(result: preflight.Preflight, parts: Sequence[Options], printed: boo
     }
     if printed and not result.problems:
         values = loaded.config.model_dump(include=set(shown_settings(loaded, printed)))
-        data["config"] = {
-            name: {"value": value, "origin": loaded.origins[name]} for name, value in values.items()
-        }
+        data["config"] = {name: {"value": value, "origin": loaded.origins[name]} for name, value in values.items()}
     return data
 
 

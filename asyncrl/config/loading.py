@@ -163,7 +163,8 @@ def load(
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
     cli: dict[str, Any] = {}
     for flag in extra_flags:
-        text = cli[flag.name] = texts.get(flag.name)
+        text = texts.get(flag.name)
+        cli[flag.name] = text
         if flag.is_bool and text not in flag.values:
             cli[flag.name] = TRUTH_VALUES.get((text or "false").lower(), False)
             if text is not None and text.lower() not in TRUTH_VALUES:

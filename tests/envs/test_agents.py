@@ -53,7 +53,10 @@ def test_the_probe_finds_the_spaces_of_agents_that_differ() -> None:
     spec = probe("agent_envs:unlike")
     assert spec.of_agents == (0, 1, 0)
     assert [kind.own_agents for kind in spec.kinds] == [[0, 2], [1]]
-    assert [(kind.observation.row_size, str(kind.action)) for kind in spec.kinds] == [(1, "Discrete(2)"), (3, "Discrete(4)")]
+    assert [(kind.observation.row_size, str(kind.action)) for kind in spec.kinds] == [
+        (1, "Discrete(2)"),
+        (3, "Discrete(4)"),
+    ]
     assert "; narrow_0, narrow_1: observations" in str(spec) and "; wide: observations" in str(spec)
     for each in (spec, *spec.kinds):
         assert type(spec).from_data(json.loads(json.dumps(each.to_data()))) == each

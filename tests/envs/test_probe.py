@@ -265,7 +265,11 @@ def test_findings_of_gymnasiums_checker_are_warnings(probed: str) -> None:
     said.clear()
     clean: list[str] = []
     # The environments of Gymnasium, and those with masks, are not checked.
-    for fine, is_checked in (("probed_module:Returns-v0", True), ("probed_module:Masked-v0", False), ("Pendulum-v1", False)):
+    for fine, is_checked in (
+        ("probed_module:Returns-v0", True),
+        ("probed_module:Masked-v0", False),
+        ("Pendulum-v1", False),
+    ):
         clean.clear()
         probe(fine, warn=said.append, on_clean=lambda: clean.append("clean"))
         assert bool(clean) == is_checked

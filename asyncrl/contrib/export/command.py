@@ -66,7 +66,10 @@ class _Export(RunCommand[_Options]):
             print_error(error)
             return 1
         print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}")
-        print("With noise 0 its actions are the deterministic ones; docs/export.md says what noise samples them.", flush=True)
+        print(
+            "With noise 0 its actions are the deterministic ones; docs/export.md says what noise samples them.",
+            flush=True,
+        )
         return 0
 
 
