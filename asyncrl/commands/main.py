@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import asyncrl
@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.argv = [f"asyncrl {name}", *rest]
         if sys.path[:1] not in ([""], [os.getcwd()]):
             sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
-        end: Callable[[int], NoReturn] = end_process if name in _PLAYING else sys.exit
-        run_for_a_reader(lambda: _run(name, rest, None), end)
+        if name in _PLAYING:
+            run_for_a_reader(lambda: _run(name, rest, None), end_process)
+        run_for_a_reader(lambda: _run(name, rest, None))
     return _run(name, rest, rest)
 
 

@@ -161,15 +161,14 @@ def load(
     for values in (from_file, from_flags):
         layers.problems.extend(spell_out(values))
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
-    cli: dict[str, Any] = {}
+    cli: dict[str, Any] = {flag.name: texts.get(flag.name) for flag in extra_flags}
     for flag in extra_flags:
-        text = texts.get(flag.name)
-        cli[flag.name] = text
-        if flag.is_bool and text not in flag.values:
-            cli[flag.name] = TRUTH_VALUES.get((text or "false").lower(), False)
-            if text is not None and text.lower() not in TRUTH_VALUES:
+        given_text = texts.get(flag.name, "False")
+        if flag.is_bool and given_text not in flag.values:
+            cli[flag.name] = TRUTH_VALUES.get(given_text.lower(), False)
+            if given_text.lower() not in TRUTH_VALUES:
                 expected = ", ".join(["one of True", "False", *flag.values])
-                layers.problems.append(refused_value(flag.name, text, expected))
+                layers.problems.append(refused_value(flag.name, given_text, expected))
     loaded = _merge(layers, given, texts.get("preset"), find_saved, cli, of_policies)
     if loaded.problems and not lenient:
         raise ConfigError(loaded.problems)
