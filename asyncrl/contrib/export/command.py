@@ -8,6 +8,8 @@ all inputs and outputs. It is checked against the policy before the command ends
 
 from __future__ import annotations
 
+import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -60,16 +62,18 @@ class _Export(RunCommand[_Options]):
         from asyncrl.inference.policy import ExportDiffers, load_policy
 
         policy = load_policy(path)
+        logging.disable(logging.WARNING)  # of torch and onnx: they are not about the policy
         try:
-            difference = policy.export(out, options.format)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                difference = policy.export(out, options.format)
         except ExportDiffers as error:
             print_error(error)
             return 1
+        finally:
+            logging.disable(logging.NOTSET)
         print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}")
-        print(
-            "With noise 0 its actions are the deterministic ones; docs/export.md says what noise samples them.",
-            flush=True,
-        )
+        print("With noise 0 the file's actions are the deterministic ones.", flush=True)
         return 0
 
 
