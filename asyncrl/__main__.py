@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from asyncrl.commands.main import main
-from asyncrl.processes.reader import run_for_a_reader
 
 if __name__ == "__main__":
-    run_for_a_reader(main)
+    main()

@@ -1,4 +1,4 @@
-"""Measures speed and lag with pools behind a slow network, beside what `asyncrl.validate` predicts (Linux, as root).
+"""Measures speed and lag with pools behind a slow network, beside what `asyncrl validate` predicts (Linux, as root).
 
     python scripts/cluster_delay.py --envs=HalfCheetah-v5,Humanoid-v5 --delays_ms=0,1,10,100 --rounds=1
 
@@ -167,7 +167,7 @@ def measure(env: str, flags: list[str], options: argparse.Namespace, folder: Pat
 
 
 def traffic_of(env: str, flags: list[str]) -> Traffic:
-    """What `asyncrl.validate` knows of the run."""
+    """What `asyncrl validate` knows of the run."""
     traffic = preflight.run(load((f"--env={env}", *SETTINGS, *flags))).traffic
     assert traffic is not None
     return traffic

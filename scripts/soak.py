@@ -4,7 +4,7 @@
     python scripts/soak.py --minutes=20 --algo=sac --env=Pendulum-v1
     python scripts/soak.py --table --output=soak.jsonl           # show the recorded samples, run nothing
 
-Other flags go to `asyncrl.train`. Every `--every_s` a line of JSON is appended to the output: memory and open
+Other flags go to `asyncrl train`. Every `--every_s` a line of JSON is appended to the output: memory and open
 descriptors of each process, and the run's environment steps. Memory is the proportional set size without mapped files,
 in which shared pages count once and other programs with the same libraries make no difference; it is the resident set
 size if the system does not report the other. After the warm-up, the memory of all processes together may grow by less

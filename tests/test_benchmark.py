@@ -1,4 +1,4 @@
-"""`python -m asyncrl.benchmark` from flags to a report, on the smallest task."""
+"""`asyncrl benchmark` from flags to a report, on the smallest task."""
 
 import json
 import os

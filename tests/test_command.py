@@ -6,11 +6,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from asyncrl.commands import console
+from asyncrl.commands import main as commands_main
+from asyncrl.commands.console import command_text
 from asyncrl.commands.main import COMMANDS, main
+from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
+from asyncrl.observers.summary import Summary
+from asyncrl.storage import checkpoint
+from asyncrl.storage.run_folder import RunFolder
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
@@ -20,7 +29,7 @@ def test_a_command_is_the_module_of_its_name(name: str, capsys: pytest.CaptureFi
     except SystemExit as end:
         code = end.code  # type: ignore[assignment]
     assert code == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m asyncrl.{name}")
+    assert capsys.readouterr().out.startswith(f"usage: asyncrl {name}")
 
 
 def test_a_mistake_is_one_sentence_with_the_nearest_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +48,78 @@ def test_it_runs_as_a_module_and_keeps_the_exit_code(tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_ends_without_a_traceback_when_its_reader_has_ended(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyproject = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    assert '\nasyncrl = "asyncrl.commands.main:main"\n' in pyproject.read_text()
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    monkeypatch.setattr(commands_main, "end_process", sys.exit)
+    monkeypatch.setattr(sys, "argv", ["asyncrl", name, "bash" if name == "completion" else "--help"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with open(write_end, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 1
+
+
+def test_a_page_of_help_that_fits_a_pipes_buffer_has_no_traceback_either() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-c", "from asyncrl.commands.main import main; main()", "train", "--help=model"]
+    ended = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+def test_a_hint_names_the_command_as_the_users_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "asyncrl"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    assert command_text("evaluate", "my run") == "bin/asyncrl evaluate 'my run'"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert command_text("evaluate", "puck") == "asyncrl evaluate puck"
+    program.unlink()
+    assert command_text("evaluate", "puck") == "bin/python -m asyncrl evaluate puck"
+
+
+@pytest.mark.parametrize(
+    ("settings", "best"),
+    [
+        ({}, "best: 7.0 (training return at 1,000 steps)"),
+        ({"eval_every_env_steps": 500}, "best: 7.0 (evaluation return at 1,000 steps)"),
+    ],
+)
+def test_the_end_of_a_run_hints_at_the_newest_checkpoint_and_says_what_the_best_is(
+    settings: dict[str, Any],
+    best: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "command_text", lambda *words: " ".join(["asyncrl", *words]))
+    content = checkpoint.Checkpoint({"weight": torch.zeros(1)}, {}, {})
+    with RunFolder.create("train_dir", "puck", "resume") as folder:
+        checkpoint.save(folder.checkpoints, content, 2000, keep=1)
+        checkpoint.save_best(folder.checkpoints, content, 1000, 7.0)
+    config = TrainConfig(env="CartPole-v1", experiment="puck", **settings)
+    console.print_end(Summary("interrupted", env_steps=2000, best_return=7.0), config, folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert best in [" ".join(line.split()) for line in lines]
+    assert [line for line in lines if line.startswith("  asyncrl ")] == [
+        "  asyncrl evaluate puck",
+        "  asyncrl train --experiment=puck",
+        "  asyncrl plot trial puck",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
 @pytest.mark.parametrize("path", [["bin", "library"], ["bin", ".", "library"]])
 def test_the_working_directory_comes_first_as_with_python_m(
     path: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,7 +129,9 @@ def test_the_working_directory_comes_first_as_with_python_m(
     monkeypatch.setattr(sys, "path", [*entries, *filter(None, sys.path)])
     monkeypatch.setattr(sys, "argv", ["asyncrl", "doctor", "--help"])
     for _ in range(2):
-        assert main() == 0
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
         assert sys.path[: 1 + len(entries)] == [os.getcwd(), *entries]
         sys.argv = ["asyncrl", "doctor", "--help"]
 

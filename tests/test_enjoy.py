@@ -84,8 +84,8 @@ def test_a_window_is_opened_where_there_is_a_screen(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "Give one run, by its folder's path or its name in train_dir"),
-        (("run", "other"), "Give one run"),
+        ((), "No run was given: give RUN, its folder or its name in --train_dir"),
+        (("run", "other"), "Give one run, not run and other."),
         (("other",), "There is no run 'other'"),
         (("run", "--policy=3"), "has no policy 3"),
         (("run", "--video=a.avi"), "expected a file name that ends in .mp4"),

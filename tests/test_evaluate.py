@@ -72,6 +72,19 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys, monkeypatch):
     assert code == 0 and json.loads(out.splitlines()[-1])["env_steps"] == 100
 
 
+def test_the_run_is_an_argument_and_the_kind_of_actions_is_told(trained, capsys, monkeypatch):
+    monkeypatch.chdir(trained.path.parent)
+    flags = ("--train_dir=.", "--episodes=1")
+    code, out, _ = call(capsys, *flags, "--json", "true", "run")
+    assert code == 0
+    assert "\nsampled actions; --deterministic takes the deterministic ones\n" in out
+    assert json.loads(out.splitlines()[-1])["env_steps"] == 200
+    code, out, _ = call(capsys, "run/checkpoints/best", *flags, "--deterministic", "--compare=newest")
+    assert code == 0
+    assert "\ndeterministic actions; without --deterministic they are sampled\n" in out
+    assert "run/best/checkpoint_000000000100" in out and "run/checkpoint_000000000200" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -149,7 +162,7 @@ def test_an_environment_that_has_changed_since_the_training_is_refused(tmp_path,
     code, _, err = call(capsys, f"--train_dir={tmp_path}", "--experiment=run", *compared)
     assert code == 2 and len(err.splitlines()) == 1
     assert err.startswith("error: Pendulum-v1 has spaces that the policy was not trained with: Pendulum-v1; obs")
-    assert "actions: Box (1,) float32 from -2 to 2 instead of" in err and "from -1 to 1." in err
+    assert "actions: Box(-2.0, 2.0, (1,), float32) instead of" in err and "Box(-1.0, 1.0, (1,), float32)." in err
 
 
 def save_policy(folder, env_steps, action):

@@ -108,8 +108,8 @@ MISTAKES = {
         ("--experiment=other_spaces", "Cannot resume: Checkpoint train_dir/other_spaces/"),
     ],
     "evaluate": [
-        ("", "No run was given: give --experiment=NAME"),
-        ("run", "Unexpected argument 'run'. Did you mean --experiment=run?"),
+        ("", "No run was given: give RUN"),
+        ("run --experiment=rum", "Give one run, not run and rum."),
         ("--experiment=rum", "There is no run 'rum' in train_dir; the newest there: "),
         ("--checkpoint=typo.yaml", "There is no run 'typo.yaml'"),
         ("--experiment=empty", "has no newest checkpoint yet: let it train until it has saved one."),

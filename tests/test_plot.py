@@ -188,7 +188,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, 
 def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
     out = call(capsys, "--help")[1]
     for command in ("trial", "compare", "speedup"):
-        assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
+        assert f"\n  asyncrl plot {command} train_dir/" in out
     of_trial, of_compare = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
     assert of_trial == of_compare
     assert of_compare.startswith("horizontal axis: ") and "compare has no default" in of_compare

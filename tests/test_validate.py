@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl import train
 from asyncrl.validate import main
 
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -74,10 +75,14 @@ def test_ranks_are_shown_one_by_one_and_together(capsys: pytest.CaptureFixture[s
 def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env=space_envs:SeeAndTell-v0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment:")]
-    assert "image (8, 8, 1) uint8 channels last, vector numbers (2,) float64 (72 bytes each)" in line
-    assert line.endswith("actions: 0 one of 2, 1 Box (1,) float32 from -1 to 1")
+    assert (
+        "image Box(..., (8, 8, 1), uint8) as image with channels last, vector Box(..., (2,), float64) (72 bytes" in line
+    )
+    assert line.endswith("actions: 0 Discrete(2), 1 Box(-1.0, 1.0, (1,), float32)")
     assert main(["--env=space_envs:SeeAndTell-v0", "--image_channels=first"]) == 0
-    assert "image numbers (8, 8, 1) uint8, vector" in capsys.readouterr().out  # a width of 1 is too small for an image
+    assert (
+        "image Box(..., (8, 8, 1), uint8), vector" in capsys.readouterr().out
+    )  # a width of 1 is too small for an image
     assert main(["--env=CartPole-v1", "--json"]) == 0
     environment = json.loads(capsys.readouterr().out)["environment"]
     assert environment["is_vectorized"] and environment["observation"][0]["dtype"] == "float32"
@@ -107,16 +112,15 @@ def test_a_mistake_is_shown_without_a_plan(capsys: pytest.CaptureFixture[str], m
     assert (report["ok"], report["plan"], "config" in report) == (False, None, False)
 
 
-def test_an_environment_that_raises_leaves_the_memory_unknown(
+def test_an_environment_that_raises_has_no_plan_above_its_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_module.py").write_text("import gymnasium\nraise ValueError('broken')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["--env=broken_module:Broken-v0"]) == 1
     printed = capsys.readouterr()
-    (line,) = [line for line in printed.out.splitlines() if line.startswith("shared memory:")]
-    assert "unknown (the environment could not be loaded); " in line and line.endswith(" free")
-    assert "error: " in printed.err
+    assert printed.out == ""
+    assert printed.err.startswith("error: ") and "ValueError: broken" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,18 @@ def test_print_config_says_where_each_value_came_from(capsys: pytest.CaptureFixt
     assert lines["seed"] == ["0", "default"]
     assert lines["num_workers"] == ["1", "flag"]
     assert lines["num_envs_per_worker"] == ["auto", "->", "32", "default,", "derived"]
+
+
+def test_print_config_can_leave_out_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--env=CartPole-v1", "--preset=none", "--gamma=0.5", "--seed=0", "--print_config=changed"]
+    assert train.main(flags) == 0
+    assert capsys.readouterr().out.splitlines() == ["env    CartPole-v1  flag", "gamma  0.5          flag"]
+    assert main([*flags, "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["config"]) == {"env", "gamma"}
+    for run in (main, train.main):
+        assert run([*flags, "--print_config=chnaged"]) == 2
+        said = "--print_config=chnaged is not possible: expected one of True, False, changed; the nearest is changed."
+        assert said in capsys.readouterr().err
 
 
 def test_a_rule_between_the_settings_of_an_algorithm_is_a_mistake(

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.benchmark`: compares sync and async in speed, returns, lag, time, CPU and memory.
+"""`asyncrl benchmark`: compares sync and async in speed, returns, lag, time, CPU and memory.
 
-    python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3
+    asyncrl benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3
 
 measures pure simulation and then each variant, in rounds. After a stop, the same command continues.
 """
@@ -21,13 +21,13 @@ from asyncrl.processes.reader import start_dropping_unread_output
 class Benchmark(Command[BenchmarkOptions]):
     """Its exit code is 0 if everything was measured, and 1 if something failed."""
 
-    usage = "python -m asyncrl.benchmark --env=ID"
+    usage = "asyncrl benchmark --env=ID"
     description = (
         "Measure pure simulation, then each combination of modes, inference modes, workers and environments, and write "
         "a report. --env is required, unless --config or --from_run names the environment. --train_for_env_steps=N "
         "measures runs that learn, too. All other flags of training are passed on to every run."
     )
-    examples = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
+    examples = ("asyncrl benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
     model = BenchmarkOptions
     instead = INSTEAD
     if_stopped = "Stopped. The same command continues with the missing measurements."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.critic_kinds import critic_kind
-from asyncrl.config.flags import format_value
+from asyncrl.config.flags import ExtraFlag, format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
@@ -23,9 +24,16 @@ from asyncrl.processes.children import RunFailed
 from asyncrl.processes.memory import format_bytes
 from asyncrl.processes.reader import drop_output
 from asyncrl.run.preflight import Preflight
-from asyncrl.storage.checkpoint import BEST, latest, newest_first
-from asyncrl.storage.locating import checkpoints_of
+from asyncrl.storage.checkpoint import BEST, latest, saved_env_steps
+from asyncrl.storage.locating import TRAIN_DIR, checkpoints_of
 from asyncrl.storage.run_folder import RunFolder, shown_path
+
+PRINT_CONFIG = ExtraFlag(
+    "print_config",
+    "print each setting and where it came from, and start nothing; --print_config=changed leaves out settings that "
+    "have their default",
+    values=("changed",),
+)
 
 _SHOWN = (
     *("device", "inference_mode", "serial_mode", "async_rl", "num_workers", "num_envs_per_worker", "worker_num_splits"),
@@ -33,6 +41,7 @@ _SHOWN = (
     *("num_ranks", "num_local_ranks"),
 )
 """Fields of the plan that `plan_as_data` copies."""
+_BEST_METRICS = {"train": "training return", "eval": "evaluation return", "none": "return that a callback gave"}
 
 
 class Console(ProgressBar):
@@ -65,22 +74,21 @@ def print_findings(result: Preflight) -> int:
 def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
     """Prints how the run ended, where its files are, and commands that use it."""
     checkpoints = checkpoints_of(folder.path)
-    newest = latest(checkpoints)
-    best = next(iter(newest_first(checkpoints / BEST)), None)
-    places = {
-        "folder": shown_path(folder.path),
-        "newest checkpoint": "none" if newest is None else shown_path(newest),
-        "best checkpoint": "none" if best is None else shown_path(best),
-    }
+    newest, best = latest(checkpoints), latest(checkpoints / BEST)
+    places = {"folder": shown_path(folder.path), "newest checkpoint": "none" if newest is None else shown_path(newest)}
+    if best is not None:
+        if summary.best_return is not None:
+            metric = f"{_BEST_METRICS[config.best_metric]} at {saved_env_steps(best):,} steps"
+            places["best"] = f"{summary.best_return:,.1f} ({metric})"
+        places["best checkpoint"] = shown_path(best)
     commands = {}
     if newest is not None and summary.status != "failed":  # `print_failure` prints the command that resumes it
-        named = run_flags(config.train_dir, folder.path.name)
         longer = [f"--train_for_env_steps={2 * summary.env_steps}"] if summary.status == "completed" else []
-        which = [] if best is None else ["--checkpoint=best"]
+        run = folder.path.name if config.train_dir == TRAIN_DIR else shown_path(folder.path)
         commands = {
-            "evaluate": command_text("asyncrl.evaluate", *named, *which),
-            "train on": command_text("asyncrl.train", *named, *longer),
-            "plot": command_text("asyncrl.plot", "trial", shown_path(folder.path)),
+            "evaluate": command_text("evaluate", run),
+            "train on": command_text("train", *run_flags(config.train_dir, folder.path.name), *longer),
+            "plot": command_text("plot", "trial", run),
         }
     try:
         print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
@@ -95,20 +103,26 @@ def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder, with_de
     above = "" if with_details else "traceback above; "
     print(f"error: {failure.summary} ({above}logs: {shown_path(folder.logs)})", file=sys.stderr)
     if (newest := latest(checkpoints_of(folder.path))) is not None:
-        command = command_text("asyncrl.train", *run_flags(train_dir, folder.path.name))
+        command = command_text("train", *run_flags(train_dir, folder.path.name))
         print(f"The last checkpoint is {shown_path(newest)}. To resume from it: {command}", file=sys.stderr)
 
 
-def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:
+def shown_settings(loaded: LoadedConfig, which: bool | str) -> list[str]:
+    """Names of the settings that `--print_config` shows; if it is `changed` those that differ from the defaults."""
+    config, defaults = loaded.config, type(loaded.config)()
+    return [name for name in loaded.origins if which != "changed" or getattr(config, name) != getattr(defaults, name)]
+
+
+def format_settings(loaded: LoadedConfig, plan: ResourcePlan, which: bool | str) -> str:
     """One line for each setting: its value, the value that `auto` was resolved to, and its source."""
     rows = []
-    for name, origin in loaded.origins.items():
-        value = format_value(getattr(loaded.config, name))
+    for name in shown_settings(loaded, which):
+        value, origin = format_value(getattr(loaded.config, name)), loaded.origins[name]
         if value == "auto" and name in _SHOWN and name != "num_inference_workers":
             value, origin = f"auto -> {getattr(plan, name)}", f"{origin}, derived"
         rows.append((name, value, origin))
-    name_width = max(len(row[0]) for row in rows)
-    value_width = min(40, max(len(row[1]) for row in rows))
+    name_width = max((len(row[0]) for row in rows), default=0)
+    value_width = min(40, max((len(row[1]) for row in rows), default=0))
     return "\n".join(f"{name:<{name_width}}  {value:<{value_width}}  {origin}" for name, value, origin in rows)
 
 
@@ -144,7 +158,7 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
     }
 
 
-def plan_lines(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> dict[str, str]:
+def plan_lines(plan: ResourcePlan, arena_bytes: int, free_bytes: int) -> dict[str, str]:
     """The plan in a few lines for people, by their titles."""
     lines = {}
     if (ranks := plan.num_ranks) > 1:
@@ -177,11 +191,8 @@ def plan_lines(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> 
     lines |= _sample_lines(plan)
     if (schedules := plan.schedules_text) is not None:
         lines["schedules:"] = schedules
-    memory = "unknown (the environment could not be loaded)"
-    if arena_bytes is not None:
-        of_ranks = f" for the {plan.num_local_ranks} ranks of this machine" if plan.num_local_ranks > 1 else ""
-        memory = f"{format_bytes(arena_bytes)} needed{of_ranks}"
-    lines["shared memory:"] = f"{memory}; {format_bytes(free_bytes)} free"
+    of_ranks = f" for the {plan.num_local_ranks} ranks of this machine" if plan.num_local_ranks > 1 else ""
+    lines["shared memory:"] = f"{format_bytes(arena_bytes)} needed{of_ranks}; {format_bytes(free_bytes)} free"
     threads = f"at most {_count(plan.num_threads, 'busy thread')} ({plan.learner_threads} of the learner)"
     lines["processes:"] = f"{plan.num_processes}, with {threads} on {_count(plan.cores, 'core')}"
     return lines
@@ -244,17 +255,17 @@ def network_lines(spec: EnvSpec, config: TrainConfig) -> Iterator[tuple[str, str
         yield "" if number else "networks:", f"{part.name}: {network}{change}"
 
 
-def command_text(module: str, *arguments: str) -> str:
-    """The command that runs a module with the same Python from the same working directory, for a user to paste."""
-    interpreter = Path(sys.executable)
-    if interpreter.is_relative_to(Path.cwd()):
-        interpreter = interpreter.relative_to(Path.cwd())
-    return shlex.join([str(interpreter), "-m", module, *arguments])
+def command_text(*words: str) -> str:
+    """The command `asyncrl` of this Python with these words, for a user to paste in the same working directory."""
+    own = Path(sys.executable).with_name("asyncrl")
+    if not own.exists():  # not installed: the package is on the path of modules
+        return shlex.join([shown_path(Path(sys.executable)), "-m", "asyncrl", *words])
+    return shlex.join(["asyncrl" if shutil.which("asyncrl") == str(own) else shown_path(own), *words])
 
 
 def run_flags(train_dir: str, experiment: str) -> list[str]:
     """The flags that name a run, without defaults."""
-    named = [] if train_dir == "train_dir" else [f"--train_dir={train_dir}"]
+    named = [] if train_dir == TRAIN_DIR else [f"--train_dir={train_dir}"]
     return [*named, f"--experiment={experiment}"]
 
 

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.doctor`: shows what it finds on this machine, trains for ten seconds, and says what to change.
+"""`asyncrl doctor`: shows what it finds on this machine, trains for ten seconds, and says what to change.
 
-    python -m asyncrl.doctor --env=Humanoid-v5
+    asyncrl doctor --env=Humanoid-v5
 
 The training leaves no files.
 """
@@ -43,9 +43,9 @@ class _Options(BaseModel):
 class _Doctor(Command[_Options]):
     """Its exit code is 0 if a run can train here, and 1 if not."""
 
-    usage = "python -m asyncrl.doctor"
+    usage = "asyncrl doctor"
     description = "Show what asyncrl finds on this machine, train for ten seconds, and say what to change."
-    examples = ("python -m asyncrl.doctor", "python -m asyncrl.doctor --env=Humanoid-v5 --seconds=30")
+    examples = ("asyncrl doctor", "asyncrl doctor --env=Humanoid-v5 --seconds=30")
     model = _Options
 
     def run(self, options: _Options) -> int:

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.enjoy`: shows a trained policy in a window, or writes a video of it.
+"""`asyncrl enjoy`: shows a trained policy in a window, or writes a video of it.
 
-    python -m asyncrl.enjoy RUN [--checkpoint=best] [--video=FILE.mp4]
+    asyncrl enjoy RUN [--checkpoint=best] [--video=FILE.mp4]
 
 RUN is a run's folder, its name in train_dir, or a checkpoint's folder.
 """
@@ -12,21 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from asyncrl.commands.player_options import (
     DETERMINISTIC,
     DEVICE,
     ENV,
     ENV_ARGUMENTS,
-    RUNS_FOLDER,
     SEED,
     EnvArguments,
     given_player_option,
     player_options,
     with_player_options,
 )
-from asyncrl.commands.runner import Command
+from asyncrl.commands.run_argument import RunCommand, RunOptions
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
 from asyncrl.config.value_types import GivenPath
@@ -43,11 +42,9 @@ if TYPE_CHECKING:
 _DEFAULT_VIDEO = Path("enjoy.mp4")
 
 
-class Options(BaseModel):
+class Options(RunOptions):
     """Options of the command, without those of features."""
 
-    runs: tuple[str, ...]
-    train_dir: str = RUNS_FOLDER
     checkpoint: str = option("newest", "newest or best of the run, or a checkpoint's name in it [default newest]")
     policy: NonNegativeInt = option(0, "which of several policies [default 0]")
     video: GivenPath | None = option(
@@ -62,23 +59,21 @@ class Options(BaseModel):
     device: str = DEVICE
 
 
-class _Enjoy(Command[Options]):
-    usage = "python -m asyncrl.enjoy RUN"
+class _Enjoy(RunCommand[Options]):
+    usage = "asyncrl enjoy RUN"
     description = (
         "Show a trained policy in a window, or write a video of it. RUN is a run's folder, its name in train_dir, or a "
         "checkpoint's folder."
     )
     examples = (
-        "python -m asyncrl.enjoy my_run --checkpoint=best --episodes=3",
-        "python -m asyncrl.enjoy train_dir/my_run --video=my_run.mp4 --deterministic",
+        "asyncrl enjoy my_run --checkpoint=best --episodes=3",
+        "asyncrl enjoy train_dir/my_run --video=my_run.mp4 --deterministic",
         *(each.examples["enjoy"] for each in player_options()),
     )
     model = with_player_options(Options, "enjoy")
-    words = "runs"
 
     def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterator[str]:
-        if len(given["runs"]) != 1:
-            yield "Give one run, by its folder's path or its name in train_dir: python -m asyncrl.enjoy RUN."
+        yield from super().problems(given, options)
         if options is not None and options.video is not None and options.video.suffix.lower() != ".mp4":
             yield f"--video={options.video} is not possible: expected a file name that ends in .mp4."
 
@@ -93,7 +88,7 @@ class _Enjoy(Command[Options]):
 
 
 def _show(options: Options) -> None:
-    path = find_given_checkpoint(options.runs[0], options.checkpoint, options.train_dir, options.policy)
+    path = find_given_checkpoint(options.named_run, options.checkpoint, options.train_dir, options.policy)
     env_steps = checkpoints.saved_env_steps(path)
 
     # Imports torch, which takes a second: mistakes of the user are reported before.

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.evaluate`: plays a trained policy for a fixed number of episodes and prints its mean return.
+"""`asyncrl evaluate`: plays a trained policy for a fixed number of episodes and prints its mean return.
 
-    python -m asyncrl.evaluate --train_dir=train_dir --experiment=NAME --episodes=100
+    asyncrl evaluate RUN --episodes=100
 
 Nothing is learned: weights and statistics are those of the checkpoint, rewards are those of the environment.
 """
@@ -15,28 +15,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from asyncrl.commands.player_options import (
     DETERMINISTIC,
     DEVICE,
     ENV,
     ENV_ARGUMENTS,
-    RUNS_FOLDER,
     SEED,
     EnvArguments,
     given_player_option,
     player_options,
     with_player_options,
 )
-from asyncrl.commands.runner import Command
+from asyncrl.commands.run_argument import RunCommand, RunOptions
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
 from asyncrl.config.value_types import GivenPath
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.storage import checkpoint as checkpoints
-from asyncrl.storage.locating import checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
+from asyncrl.storage.locating import find_checkpoint, find_given_checkpoint, run_of
 
 if TYPE_CHECKING:
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
@@ -44,17 +43,17 @@ if TYPE_CHECKING:
     from asyncrl.inference.policy import Policy
 
 _MOST_NAMES = 4
+_SAMPLED = "sampled actions; --deterministic takes the deterministic ones"
+_DETERMINISTIC = "deterministic actions; without --deterministic they are sampled"
 
 
-class Options(BaseModel):
+class Options(RunOptions):
     """Options of the command, without those of features."""
 
-    experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
-    train_dir: str = RUNS_FOLDER
     checkpoint: str = option(
         "newest",
-        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
-        "--experiment [default newest]",
+        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint, which needs no RUN "
+        "[default newest]",
     )
     episodes: PositiveInt = option(100, "number of episodes [default 100]")
     num_envs: PositiveInt = option(8, "environments that are played in parallel [default 8]")
@@ -79,19 +78,23 @@ class Options(BaseModel):
     as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
 
 
-class _Evaluate(Command[Options]):
-    usage = "python -m asyncrl.evaluate --experiment=NAME"
-    description = "Play a trained policy for a fixed number of episodes and print its mean return."
+class _Evaluate(RunCommand[Options]):
+    usage = "asyncrl evaluate RUN"
+    description = (
+        "Play a trained policy for a fixed number of episodes and print its mean return. RUN is a run's folder, its "
+        "name in train_dir, hf://user/name, or a checkpoint's folder."
+    )
     examples = (
-        "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
-        "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
-        "python -m asyncrl.evaluate --checkpoint=train_dir/my_run/checkpoints/best",
-        "python -m asyncrl.evaluate --experiment=my_run --compare=best,my_older_run --episodes_csv=played.monitor.csv",
+        "asyncrl evaluate my_run --episodes=50",
+        "asyncrl evaluate train_dir/my_run --checkpoint=best --video=videos",
+        "asyncrl evaluate train_dir/my_run/checkpoints/best",
+        "asyncrl evaluate my_run --compare=best,my_older_run --episodes_csv=played.monitor.csv",
         *(each.examples["evaluate"] for each in player_options()),
     )
     model = with_player_options(Options, "evaluate")
 
     def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterator[str]:
+        yield from super().problems(given, options)
         if options is None:
             return
         if options.render and options.video is not None:
@@ -106,7 +109,7 @@ class _Evaluate(Command[Options]):
     def run(self, options: Options) -> int:
         if options.episodes_csv is not None:
             _check_can_write(options.episodes_csv)
-        path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
+        path = find_given_checkpoint(options.named_run, options.checkpoint, options.train_dir)
         try:
             if (given := given_player_option(options)) is not None:
                 result = load(given.evaluate)(path, options)
@@ -118,6 +121,7 @@ class _Evaluate(Command[Options]):
             if (finished := getattr(error, "result", None)) is not None:
                 print(f"until the environment failed: {finished.to_text()}", flush=True)
             raise
+        print(_DETERMINISTIC if options.deterministic else _SAMPLED)
         print(result.to_text())
         if options.as_json:
             print(json.dumps(result.to_data()), flush=True)
@@ -181,14 +185,17 @@ def _compare(path: Path, options: Options) -> Comparison:
 def _compared(path: Path, options: Options) -> list[Path]:
     """The checkpoints to compare, the first of which is `path`."""
     found = [path]
-    folder = None if options.experiment is None else checkpoints_of(find_run(options.experiment, options.train_dir))
+    is_kept = path.parent.name in (checkpoints.BEST, checkpoints.MILESTONES)
+    folder = path.parent.parent if is_kept else path.parent  # with all checkpoints of the run's policy
     for name in filter(None, map(str.strip, str(options.compare).split(","))):
-        if name == "all" and folder is not None:
+        if name == "all":
             places = (folder, folder / checkpoints.MILESTONES, folder / checkpoints.BEST)
             every = (path for place in places for path in checkpoints.newest_first(place))
             found += sorted(every, key=lambda path: path.name)
-        elif name in ("newest", "best") or (folder is not None and (folder / name).is_dir()):
-            found.append(find_given_checkpoint(options.experiment, name, options.train_dir))
+        elif name == "newest":
+            found.append(find_checkpoint(folder))
+        elif name == "best" or (folder / name).is_dir():
+            found.append(find_checkpoint(folder / name))
         else:
             found.append(find_checkpoint(name, train_dir=options.train_dir))
     return list({path.resolve(): path for path in found}.values())

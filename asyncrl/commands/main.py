@@ -1,4 +1,4 @@
-"""The command `asyncrl COMMAND`, which starts the same module as `python -m asyncrl.COMMAND`."""
+"""The command `asyncrl COMMAND`; `python -m asyncrl.COMMAND` starts the same module, for torchrun."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.config.flags import nearest_hint
 from asyncrl.config.hooks import hooks
 from asyncrl.config.settings import all_settings
 from asyncrl.processes.ending import end_process
-from asyncrl.processes.reader import escape_unknown_characters, run_for_a_reader
+from asyncrl.processes.reader import run_for_a_reader
 
 COMMANDS = {
     "train": "train a policy, or resume a run",
@@ -46,8 +46,24 @@ complete -o default -F _asyncrl asyncrl"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code; 2 if there is no such command."""
+    """Runs a command and returns its exit code; 2 if there is no such command.
+
+    Without `argv` it is the whole program: it exits, also without a traceback where the output has lost its reader.
+    """
     name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    if argv is None:
+        if name in COMMANDS:
+            sys.argv = [f"asyncrl {name}", *rest]
+        if sys.path[:1] not in ([""], [os.getcwd()]):
+            sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
+        if name in _PLAYING:
+            run_for_a_reader(lambda: _run(name, rest, None), end_process)
+        run_for_a_reader(lambda: _run(name, rest, None))
+    return _run(name, rest, rest)
+
+
+def _run(name: str, rest: Sequence[str], argv: Sequence[str] | None) -> int:
+    """Runs a command; `argv` is what its own `main` gets: the rest of the command line, or None for a program."""
     if name in ("--help", "-h"):
         rows = (f"  {command:<12}{what}" for command, what in COMMANDS.items())
         print("usage: asyncrl COMMAND --name=value ...", "", "commands:", *rows, "", "asyncrl COMMAND --help", sep="\n")
@@ -62,14 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name == "completion":
         return _print_completion(rest)
     module = importlib.import_module(hooks("COMMANDS").get(name, (f"asyncrl.commands.{name}", ""))[0])
-    if argv is None:
-        escape_unknown_characters()
-        sys.argv = [f"asyncrl {name}", *rest]
-        if sys.path[:1] not in ([""], [os.getcwd()]):
-            sys.path.insert(0, os.getcwd())  # where `python -m` has it, in place of the command's folder
-    if argv is None and name in _PLAYING:
-        end_process(module.main())
-    code: int = module.main(None if argv is None else rest)
+    code: int = module.main(argv)
     return code
 
 

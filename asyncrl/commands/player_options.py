@@ -11,12 +11,10 @@ from pydantic import BaseModel, BeforeValidator, Json, create_model
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import hooks, load
 from asyncrl.config.value_types import utf8_argument
-from asyncrl.storage.locating import TRAIN_DIR
 
 Model = TypeVar("Model", bound=BaseModel)
 EnvArguments = Annotated[Json[dict[str, Any]], BeforeValidator(utf8_argument)]
 
-RUNS_FOLDER = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
 ENV = option(None, "another environment with the same spaces, such as the run's in its new module")
 ENV_ARGUMENTS = option(
     {},

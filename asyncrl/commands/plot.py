@@ -127,8 +127,8 @@ class _Plot(Command[Options]):
             return None
         width = help_width()
         about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
-        lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
-        lines += format_examples([f"python -m asyncrl.plot {command.example}" for command in _FIGURES.values()])
+        lines = ["usage: asyncrl plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
+        lines += format_examples([f"asyncrl plot {command.example}" for command in _FIGURES.values()])
         for name, command in _FIGURES.items():
             description = textwrap.wrap(command.description, width - 2, break_on_hyphens=False)
             lines += ["", f"{name}:", *(f"  {line}" for line in description)]

@@ -110,7 +110,7 @@ class Command(ABC, Generic[Options]):
 class TrainingCommand(Command[Options]):
     """A command whose flags are settings; they include the settings of a user's algorithm."""
 
-    usage = "python -m asyncrl.train"
+    usage = "asyncrl train"
 
     def help(self, arguments: Sequence[str], page: str = "all") -> None:
         """`load` prints it, because an algorithm of the user's may have more settings."""

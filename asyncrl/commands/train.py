@@ -1,4 +1,4 @@
-"""`python -m asyncrl.train`: trains a policy. Flags in, a `Session`, sentences and an exit code out."""
+"""`asyncrl train`: trains a policy. Flags in, a `Session`, sentences and an exit code out."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from asyncrl.commands.console import Console, format_settings, print_end, print_failure, print_findings
+from asyncrl.commands.console import PRINT_CONFIG, Console, format_settings, print_end, print_failure, print_findings
 from asyncrl.commands.runner import TrainingCommand, print_error
-from asyncrl.config.flags import ExtraFlag
 from asyncrl.processes.children import RunFailed
 from asyncrl.processes.main_guard import refuse_to_run_while_imported
 from asyncrl.processes.reader import start_dropping_unread_output
 from asyncrl.processes.signals import StopAtOnce
 from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
 from asyncrl.storage.checkpoint import CheckpointError
-
-_FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
 
 
 class _Train(TrainingCommand[Sequence[str]]):
@@ -27,9 +24,9 @@ class _Train(TrainingCommand[Sequence[str]]):
 
     description = "Train a policy on a Gymnasium environment."
     examples = (
-        "python -m asyncrl.train --env=CartPole-v1 --train_for_env_steps=200000",
-        "python -m asyncrl.train --env=my_module:MyEnv-v0 --experiment=my_run --num_workers=8",
-        "python -m asyncrl.train --experiment=my_run    (resumes it with its settings; flags override them)",
+        "asyncrl train --env=CartPole-v1 --train_for_env_steps=200000",
+        "asyncrl train --env=my_module:MyEnv-v0 --experiment=my_run --num_workers=8",
+        "asyncrl train --experiment=my_run    (resumes it with its settings; flags override them)",
     )
 
     def main(self, argv: Sequence[str] | None = None) -> int:
@@ -43,7 +40,7 @@ class _Train(TrainingCommand[Sequence[str]]):
         return arguments
 
     def run(self, options: Sequence[str]) -> int:
-        settings = partial(self.load, options, _FLAGS)
+        settings = partial(self.load, options, [PRINT_CONFIG])
         session = Session(settings, [Console()], started_at=self._started_at, answers_signals=True)
         try:
             with session:
@@ -69,12 +66,12 @@ class _Train(TrainingCommand[Sequence[str]]):
 
 def _run(session: Session) -> int:
     """Checks everything, then trains."""
-    is_only_shown = bool(session.read_settings().cli.get("print_config"))
-    if not is_only_shown:
+    printed = session.read_settings().cli.get(PRINT_CONFIG.name, False)
+    if not printed:
         start_dropping_unread_output()
-    checked = session.check(is_to_train=not is_only_shown)
-    if is_only_shown:
-        print(format_settings(session.loaded, checked.plan))
+    checked = session.check(is_to_train=not printed)
+    if printed:
+        print(format_settings(session.loaded, checked.plan, printed))
         return print_findings(checked)
     config = session.loaded.config
     if session.is_first_rank and config.env_id and not config.quiet:

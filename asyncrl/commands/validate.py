@@ -1,6 +1,6 @@
-"""`python -m asyncrl.validate`: reports every problem of a run's settings, or shows its plan; starts nothing.
+"""`asyncrl validate`: reports every problem of a run's settings, or shows its plan; starts nothing.
 
-A plan is shown only if the settings have no problem: otherwise it would be the plan of a run that cannot exist.
+A plan is shown only if the run can start: otherwise it would be the plan of a run that cannot exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from functools import partial
 
 from pydantic import PositiveInt
 
-from asyncrl.commands.console import format_settings, network_lines, plan_as_data, plan_lines, print_findings
+from asyncrl.commands.console import (
+    PRINT_CONFIG,
+    format_settings,
+    network_lines,
+    plan_as_data,
+    plan_lines,
+    print_findings,
+    shown_settings,
+)
 from asyncrl.commands.runner import TrainingCommand
 from asyncrl.commands.validation import Options
 from asyncrl.config import hooks
@@ -27,7 +35,6 @@ from asyncrl.run import preflight
 
 class _Options(Options):
     as_json: bool = option(False, "print one JSON object instead of text", flag="json")
-    print_config: bool = option(False, "print each setting and where it came from")
     num_ranks: PositiveInt = option(
         1, "ranks that torchrun will start on all machines; shows one rank's plan and the totals [default 1]"
     )
@@ -50,14 +57,14 @@ _Read = tuple[list[Options], LoadedConfig]
 class _Validate(TrainingCommand[_Read]):
     """Its exit code is 0 if the run can start, and 1 if the environment raised."""
 
-    usage = "python -m asyncrl.validate"
+    usage = "asyncrl validate"
     description = "Check the settings of a training run and show what it would need. Takes the flags of training."
-    examples = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
+    examples = ("asyncrl validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
 
     def read(self, arguments: Sequence[str]) -> _Read:
         features = (hooks.load(place) for place in hooks.hooks("VALIDATION").values())
         models: list[type[Options]] = [_Options, *features]
-        loaded = self.load(arguments, [flag for model in models for flag in option_flags(model)])
+        loaded = self.load(arguments, [PRINT_CONFIG, *(flag for model in models for flag in option_flags(model))])
         given = {name: value for name, value in loaded.cli.items() if value is not None}
         parsed = [parse_options(model, given) for model in models]
         parts = [part for part, _ in parsed if part is not None]
@@ -73,14 +80,15 @@ class _Validate(TrainingCommand[_Read]):
         num_local_ranks = own.num_local_ranks or own.num_ranks
         machine = dataclasses.replace(Machine.detect(), num_ranks=own.num_ranks, num_local_ranks=num_local_ranks)
         result = preflight.run(loaded, machine, checks_env=True, say=partial(print, file=sys.stderr, flush=True))
+        printed = loaded.cli[PRINT_CONFIG.name]
         if own.as_json:
-            print(json.dumps(_as_data(result, parts, own.print_config), indent=2))
+            print(json.dumps(_as_data(result, parts, printed), indent=2))
             return result.exit_code
-        if not result.problems:
+        if result.exit_code == 0:
             for title, line in _lines(result, parts):
                 print(f"{title:<15} {line}")
-            if own.print_config:
-                print(format_settings(result.loaded, result.plan))
+            if printed:
+                print(format_settings(result.loaded, result.plan, printed))
             sys.stdout.flush()
         code = print_findings(result)
         if code == 0:
@@ -89,23 +97,26 @@ class _Validate(TrainingCommand[_Read]):
 
 
 def _lines(result: preflight.Preflight, parts: Sequence[Options]) -> Iterator[tuple[str, str]]:
-    """Title and text of each line about a run whose settings have no problem."""
+    """Title and text of each line about a run that can start."""
+    spec = result.spec
+    assert spec is not None and result.arena_bytes is not None
     yield "preset:", result.loaded.preset_sentence.removeprefix("preset ")
-    if (spec := result.spec) is not None:
-        yield "environment:", str(spec)
-        yield from network_lines(spec, result.config)
-        limit = None if spec.max_episode_steps is None else f"{spec.max_episode_steps:,} steps"
-        # A vectorized environment, or one of several agents, may have a limit that it does not tell.
-        yield "time limit:", limit or ("unknown" if spec.is_vectorized or spec.agents else "none")
-        for action in dict.fromkeys(kind.action for kind in spec.kinds if kind.observation.num_mask):
-            if isinstance(action, TreeAction):
-                yield "action mask:", mask_layout(action)
+    yield "environment:", str(spec)
+    if result.passes_checker:
+        yield "checker:", "Gymnasium's check_env found no problem"
+    yield from network_lines(spec, result.config)
+    limit = None if spec.max_episode_steps is None else f"{spec.max_episode_steps:,} steps"
+    # A vectorized environment, or one of several agents, may have a limit that it does not tell.
+    yield "time limit:", limit or ("unknown" if spec.is_vectorized or spec.agents else "none")
+    for action in dict.fromkeys(kind.action for kind in spec.kinds if kind.observation.num_mask):
+        if isinstance(action, TreeAction):
+            yield "action mask:", mask_layout(action)
     yield from plan_lines(result.plan, result.arena_bytes, result.free_bytes).items()
     for part in parts:
         yield from ((f"{title}:", line) for title, line in part.lines(result))
 
 
-def _as_data(result: preflight.Preflight, parts: Sequence[Options], with_config: bool) -> dict[str, object]:
+def _as_data(result: preflight.Preflight, parts: Sequence[Options], printed: bool | str) -> dict[str, object]:
     loaded = result.loaded
     data: dict[str, object] = {
         "ok": result.exit_code == 0,
@@ -118,10 +129,9 @@ def _as_data(result: preflight.Preflight, parts: Sequence[Options], with_config:
         **{name: value for part in parts for name, value in part.data(result).items()},
         "plan": None if result.problems else plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
     }
-    if with_config and not result.problems:
-        data["config"] = {
-            name: {"value": value, "origin": loaded.origins[name]} for name, value in loaded.config.model_dump().items()
-        }
+    if printed and not result.problems:
+        values = loaded.config.model_dump(include=set(shown_settings(loaded, printed)))
+        data["config"] = {name: {"value": value, "origin": loaded.origins[name]} for name, value in values.items()}
     return data
 
 

@@ -1,4 +1,4 @@
-"""Options of `asyncrl.validate`: of the command, and of a feature with what it shows (hook `VALIDATION`)."""
+"""Options of `asyncrl validate`: of the command, and of a feature with what it shows (hook `VALIDATION`)."""
 
 from __future__ import annotations
 

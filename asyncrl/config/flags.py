@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shutil
 import textwrap
@@ -16,8 +15,9 @@ from asyncrl.config.errors import Problem
 from asyncrl.config.other_names import explain_name, other_meaning, other_names
 from asyncrl.config.settings import SECTION_TITLES, Setting, expected_values
 
-_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
 _ENV_ID = re.compile(r"^[A-Za-z][\w/.:]*-v\d+$")
+_NEAR = 1 / 3  # share of letters that differ
 
 COMMON = (
     *("env", "env_kwargs", "algo", "seed", "train_for_env_steps", "train_for_seconds", "train_dir", "experiment"),
@@ -41,11 +41,13 @@ class ExtraFlag:
         name: the flag's name, with underscores.
         description: for --help.
         is_bool: True for a switch, False for a flag that takes text.
+        values: texts that a switch takes in place of a truth value.
     """
 
     name: str
     description: str
     is_bool: bool = True
+    values: tuple[str, ...] = ()
 
 
 def split_flags(
@@ -84,7 +86,7 @@ def split_flags(
         elif equals:
             texts[name] = text
         elif switches[name]:
-            texts[name] = rest.pop(0) if rest and rest[0].lower() in _TRUTH_VALUES else "True"
+            texts[name] = rest.pop(0) if rest and rest[0].lower() in TRUTH_VALUES else "True"
         else:
             values: list[str] = []  # a list takes all texts up to the next flag; a negative number is not a flag
             own = policy_flag(name)
@@ -101,14 +103,15 @@ def split_flags(
 
 def separate_words(tokens: Sequence[str], flags: Iterable[ExtraFlag]) -> tuple[list[str], list[str]]:
     """Separates words, such as folders of runs, from flags; the word after `--name` is its value if it takes one."""
-    takes_value = {flag.name for flag in flags if not flag.is_bool}
+    switches = {flag.name: flag.is_bool for flag in flags}
     words: list[str] = []
     rest: list[str] = []
-    is_value = False
+    before = ""  # the flag that may take the next token as its value
     for token in tokens:
         is_flag = token.startswith("--")
+        is_value = before in switches and (not switches[before] or token.lower() in TRUTH_VALUES)
         (rest if is_flag or is_value else words).append(token)
-        is_value = is_flag and token[2:].replace("-", "_") in takes_value
+        before = token[2:].replace("-", "_") if is_flag else ""
     return words, rest
 
 
@@ -156,14 +159,41 @@ def parse_options(model: type[Options], values: Mapping[str, Any]) -> tuple[Opti
     return None, [refused_value(name, values[name], expected[name]).text for name in refused]
 
 
+def nearest_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names that `name` was probably meant to be, the nearest first; upper and lower case are alike.
+
+    A name is near if at most a third of the letters differ, or if `name` is at least half of it and made of whole words
+    of it, such as workers of num_workers.
+    """
+    distances = {each: _distance(name.lower(), each.lower()) for each in known}
+    near = sorted((each for each in distances if distances[each] <= _NEAR), key=distances.__getitem__)
+    return near[:most]
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most similar to `name`; None if none is similar."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return near[0] if near else None
+    """The nearest of the known names; None if none is near."""
+    return next(iter(nearest_names(name, known)), None)
+
+
+def _distance(name: str, other: str) -> float:
+    """The share of letters that differ, by the fewest insertions, deletions, replacements and swaps of neighbours."""
+    shorter, longer = sorted((len(name), len(other)))
+    if longer - shorter > _NEAR * longer:
+        is_part = 2 * shorter >= longer == len(other) and f"_{name}_" in re.sub(r"[\W_]+", "_", f"_{other}_")
+        return _NEAR if is_part else 1.0
+    before: list[int] = []
+    row = list(range(len(other) + 1))  # edits from the letters of `name` so far to each beginning of `other`
+    for count, letter in enumerate(name, start=1):
+        before, last, row = row, before, [count]
+        for idx, other_letter in enumerate(other):
+            edits = min(before[idx] + (letter != other_letter), before[idx + 1] + 1, row[idx] + 1)
+            is_swap = count > 1 and idx > 0 and (letter, name[count - 2]) == (other[idx - 1], other_letter)
+            row.append(min(edits, last[idx - 1] + 1) if is_swap else edits)
+    return row[-1] / max(longer, 1)
 
 
 def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one; empty if none is similar."""
+    """The end of a sentence about an unknown name: the nearest known one; empty if none is near."""
     near = nearest(name, known)
     return f"; the nearest is {near}" if near else ""
 

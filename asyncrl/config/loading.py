@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, imported, known_names, spell_out
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.flags import (
+    TRUTH_VALUES,
     ExtraFlag,
     format_help,
     help_page,
@@ -51,7 +52,7 @@ class LoadedConfig:
         preset: name of the preset; None without one.
         preset_path: its file.
         preset_reason: why there is this preset, or none.
-        cli: value of each extra flag: bool for a switch, text or None otherwise.
+        cli: value of each extra flag: for a switch a truth value or one of its texts, otherwise text or None.
         saved: the settings with which the run was last started, if it is resumed.
         problems: mistakes that a lenient load replaced by defaults; empty after a strict one.
         merge_again: merges the layers again, with the preset for `made_of`, if `keeps_spaces` (see `EnvSpec`); None if
@@ -106,7 +107,7 @@ def load(
     argv: Sequence[str],
     extra_flags: Sequence[ExtraFlag] = (),
     *,
-    program: str = "python -m asyncrl.train",
+    program: str = "asyncrl train",
     description: str = "Train a policy.",
     examples: Sequence[str] = (),
     lenient: bool = False,
@@ -161,8 +162,14 @@ def load(
     for values in (from_file, from_flags):
         layers.problems.extend(spell_out(values))
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
-    truths = {flag.name: texts.get(flag.name, "").lower() in ("true", "yes", "on", "1") for flag in extra_flags}
-    cli = {flag.name: truths[flag.name] if flag.is_bool else texts.get(flag.name) for flag in extra_flags}
+    cli: dict[str, Any] = {flag.name: texts.get(flag.name) for flag in extra_flags}
+    for flag in extra_flags:
+        given_text = texts.get(flag.name, "False")
+        if flag.is_bool and given_text not in flag.values:
+            cli[flag.name] = TRUTH_VALUES.get(given_text.lower(), False)
+            if given_text.lower() not in TRUTH_VALUES:
+                expected = ", ".join(["one of True", "False", *flag.values])
+                layers.problems.append(refused_value(flag.name, given_text, expected))
     loaded = _merge(layers, given, texts.get("preset"), find_saved, cli, of_policies)
     if loaded.problems and not lenient:
         raise ConfigError(loaded.problems)

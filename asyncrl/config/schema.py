@@ -76,7 +76,7 @@ class TrainConfig(
     """All settings of a training run; immutable, and every argument is optional.
 
     The settings are those of the command line, with the same names, ranges and defaults;
-    `python -m asyncrl.train --help=all` describes each. Numbers and truth values may be given as text. A setting that
+    `asyncrl train --help=all` describes each. Numbers and truth values may be given as text. A setting that
     is not given comes from the saved run if the run is resumed, else from the preset for the environment and from the
     defaults of the algorithm; `RunResult.config` has the final values.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -26,7 +25,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.config.algorithms import imported
 from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable, find_object
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import nearest_hint
+from asyncrl.config.flags import nearest_hint, nearest_names
 from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
@@ -432,7 +431,7 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
         return f"{text}: the memory of a game is observed by {flags}."
     # Names are compared without versions: the same version does not make two names similar.
     known = {_without_version(name): name for name in gymnasium.registry if name != registered_id}
-    near = [known[name] for name in difflib.get_close_matches(_without_version(registered_id), known, n=3, cutoff=0.6)]
+    near = [known[name] for name in nearest_names(_without_version(registered_id), known)]
     nearest = f"; the nearest are {', '.join(near)}" if near else ""
     if env_id.startswith("__main__:"):
         name = env_id.rpartition(":")[2]

@@ -320,18 +320,18 @@ def _try_out_agents(
         state = env.reset()[0] if state.is_over else env.step(actions)[0]
 
 
-def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
-    """Findings of Gymnasium's `check_env` about an environment without its wrappers.
+def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str] | None:
+    """Findings of Gymnasium's `check_env` about an environment without its wrappers; None if it is not checked.
 
     Environments of Gymnasium, ALE and of several agents are not checked. The checker does not support action masks.
     """
     from gymnasium.utils.env_checker import check_env
 
     if isinstance(env, AgentsEnv):
-        return []
+        return None
     inner = env.unwrapped
     if type(inner).__module__.split(".")[0] in _OF_PACKAGES or has_action_mask(inner.observation_space):
-        return []
+        return None
     findings: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,7 +8,6 @@ and with central inference also the splits of a worker; each has a separate pool
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import nearest_names
 
 
 class PooledVectorEnv(VectorEnv[Any, Any, Any]):
@@ -69,7 +69,7 @@ class PooledVectorEnv(VectorEnv[Any, Any, Any]):
             ) from error
         known = envpool.list_all_envs()
         if self._env_id not in known:
-            near = difflib.get_close_matches(self._env_id, known, n=3)
+            near = nearest_names(self._env_id, known)
             hint = f"; the nearest are {', '.join(near)}" if near else ""
             raise UsageError(f"EnvPool knows no environment {self._env_id!r}{hint}.")
         arguments = {"num_threads": 1, **self._env_kwargs, "num_envs": self.num_envs, "seed": seed}

@@ -42,6 +42,7 @@ def probe(
     image_keys: Sequence[str] = (),
     examine: str | None = None,
     warn: Callable[[str], None] | None = None,
+    on_clean: Callable[[], None] | None = None,
     say: Callable[[str], None] | None = None,
     advise: Callable[[str], None] | None = None,
     seed: int = 0,
@@ -58,6 +59,7 @@ def probe(
         image_keys: as for `read_spec`.
         examine: `module:function` of a further examination (`asyncrl.config.replay_kinds.ReplayKind`).
         warn: called with each finding of Gymnasium's checker; without it, the checker does not run.
+        on_clean: called if the checker has checked the environment and found nothing.
         say: called once, with a sentence, if the check takes more than a few seconds.
         advise: called with a sentence for each wrapper that does what the run does, for masks that are not read, for
             what `examine` finds, and for numbers that float32 loses; also if the environment fails.
@@ -88,7 +90,7 @@ def probe(
             say(f"Checking {env_id}: it has {timeout_s:g} s to be made, reset and stepped (--env_start_timeout).")
 
     exit_code, answers, output = _run_child(request, timeout_s, on_slow)
-    answer, findings = (*answers, None, None)[:2]
+    answer = answers[0] if answers else None
     if answer is None and exit_code is None:
         text = f"{env_id} was not made, reset and stepped within {timeout_s:g} s"
         text += "; a slow simulator may need a larger --env_start_timeout"
@@ -108,8 +110,11 @@ def probe(
     if "failure" in answer:
         raise EnvironmentFailed(answer["failure"])
     if warn is not None:
-        for finding in [f"it did not finish ({_describe_exit(exit_code)})"] if findings is None else findings:
+        findings = answers[1] if len(answers) > 1 else [f"it did not finish ({_describe_exit(exit_code)})"]
+        for finding in findings or ():
             warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
+        if findings == [] and on_clean is not None:
+            on_clean()
     return EnvSpec.from_data(answer["spec"])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -24,7 +24,7 @@ Channels = Literal["first", "last"]
 """Whether an image's channels are its first or its last axis."""
 FLOAT_BYTES = 4
 _SMALLEST_IMAGE = 8
-_MOST_ELEMENTS = 8  # of a MultiDiscrete in a message
+_MOST_ELEMENTS = 8  # of a space in a message
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,15 @@ class ObservationPart:
         return any(f"{self.name}/".startswith(f"{key}/") for key in keys)
 
     def __str__(self) -> str:
-        channels = f" channels {self.channels}" if self.has_pixels and len(self.shape) > 2 else ""
         name = f"{self.name} " if self.path else ""
-        kind = "image" if self.has_pixels else self.kind
-        return f"{name}{kind} {self.shape} {self.dtype}{channels}"
+        if self.kind == "mask":
+            return f"{name}{self.shape} {self.dtype}"
+        if self.kind == "flags":
+            return f"{name}{_multi_binary_text(self.shape)}"
+        if self.kind == "choices":
+            return f"{name}{_choices_text(self.num_choices, self.starts, is_single=self.shape == ())}"
+        channels = f" with channels {self.channels}" if len(self.shape) > 2 else ""
+        return f"{name}Box(..., {self.shape}, {self.dtype})" + (f" as image{channels}" if self.has_pixels else "")
 
 
 def find_channels(shape: tuple[int, ...]) -> Channels:
@@ -195,6 +200,27 @@ class ObservationLayout:
         return ", ".join(map(str, self.parts))
 
 
+def _list_text(values: Sequence[object]) -> str:
+    """Values as Gymnasium prints them; of many only the first ones."""
+    return f"[{', '.join(map(str, values[:_MOST_ELEMENTS]))}{', ...' if len(values) > _MOST_ELEMENTS else ''}]"
+
+
+def _bound_text(bounds: Sequence[float]) -> str:
+    """One bound of a Box: a number, or a list if they differ."""
+    shown = [float(f"{bound:.6g}") for bound in bounds]
+    return str(shown[0]) if len(set(shown)) == 1 else _list_text(shown)
+
+
+def _choices_text(num_choices: Sequence[int], starts: Sequence[int], is_single: bool = False) -> str:
+    if is_single:
+        return f"Discrete({num_choices[0]}{f', start={starts[0]}' if starts[0] else ''})"
+    return f"MultiDiscrete({_list_text(num_choices)}{f', start={_list_text(starts)}' if any(starts) else ''})"
+
+
+def _multi_binary_text(shape: tuple[int, ...]) -> str:
+    return f"MultiBinary({shape[0] if len(shape) == 1 else shape})"
+
+
 class _ActionSizes:
     """Sizes that follow from the leaves of an action: its Box, Discrete and MultiDiscrete spaces."""
 
@@ -246,7 +272,7 @@ class BoxAction(_Leaf):
     num_choices: ClassVar[tuple[int, ...]] = ()
 
     def __str__(self) -> str:
-        return f"Box {self.shape} {self.dtype} from {min(self.low):g} to {max(self.high):g}"
+        return f"Box({_bound_text(self.low)}, {_bound_text(self.high)}, {self.shape}, {self.dtype})"
 
 
 @dataclass(frozen=True)
@@ -267,7 +293,7 @@ class DiscreteAction(_Leaf):
         return (self.start,)
 
     def __str__(self) -> str:
-        return f"one of {self.n}"
+        return _choices_text((self.n,), (self.start,), is_single=True)
 
 
 @dataclass(frozen=True)
@@ -286,7 +312,9 @@ class MultiDiscreteAction(_Leaf):
     dtype: str
 
     def __str__(self) -> str:
-        return f"one of {', '.join(map(str, self.num_choices))} each"
+        if self.dtype == "int8" and set(self.num_choices) == {2} and not any(self.starts):  # as MultiBinary has it
+            return _multi_binary_text(self.shape)
+        return _choices_text(self.num_choices, self.starts)
 
 
 LeafAction = BoxAction | DiscreteAction | MultiDiscreteAction

@@ -1,4 +1,4 @@
-"""Policies compared by the same episodes, and the table and the file of episodes that `asyncrl.evaluate` writes."""
+"""Policies compared by the same episodes, and the table and the file of episodes that `asyncrl evaluate` writes."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class PublishedTeam:
 
         told = control.newest_training_info
         config, others = self.policy.config, list(self.others)
-        # Not the episodes of `python -m asyncrl.evaluate`: the choice of the best checkpoint would bias its result.
+        # Not the episodes of `asyncrl evaluate`: the choice of the best checkpoint would bias its result.
         seed = derive_seed(config.seed, Stream.EVALUATION)
         result = evaluate(
             self.policy.player(seed),

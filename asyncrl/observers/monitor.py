@@ -329,6 +329,7 @@ class Monitor:
             num_updates=self.num_updates or 0,
             num_episodes=self._episodes.num_episodes,
             wall_s=round(now - self._started_at, 3),
+            elapsed_s=round(self._elapsed_s(now), 3),
             startup_s=None if self._first_step_at is None else round(self._first_step_at - self._started_at, 3),
             fps=_speed(self._first_trained, self._last_trained),
             ep_rew_mean=self._episodes.mean_return,
@@ -396,6 +397,10 @@ class Monitor:
         self._run.notify(Observer.on_record, Record(report.env_steps, scalars))
         self._run.notify(Observer.on_evaluation, report)
 
+    def _elapsed_s(self, now: float) -> float:
+        """Seconds since the command, with those of training before the run was resumed."""
+        return now - self._started_at + self._before.elapsed_s
+
     def _write_record(self, now: float) -> None:
         """Gives observers a record of the reports since the last record, if there were any."""
         if self._interval.is_empty:
@@ -406,7 +411,7 @@ class Monitor:
             **self._interval.scalars(with_phases=self._config.profile),
             **self._episodes.scalars(),
             "time/total_env_steps": self._env_steps,
-            "time/time_elapsed": now - self._started_at + self._before.elapsed_s,
+            "time/time_elapsed": self._elapsed_s(now),
             "perf/cores_in_use": self._interval.cpu_s / max(now - self._cores_since, 1e-9),
             "perf/restarts": self.num_restarts,
             "perf/failed_saves": self._num_failed_saves,
@@ -470,7 +475,7 @@ class Monitor:
         status = Status(
             env_steps=self._env_steps,
             target_env_steps=self._config.train_for_env_steps,
-            elapsed_s=now - self._started_at + self._before.elapsed_s,
+            elapsed_s=self._elapsed_s(now),
             fps=self._fps,
             episode_return=self._episodes.mean_return,
             lag_mean=None if self._lag is None else self._lag.mean,

@@ -32,7 +32,7 @@ _KEY, _EXPLAIN_KEY = "d", "?"
 
 
 class ProgressBar(Observer):
-    """Shows what `python -m asyncrl.train` shows while a run trains: progress, evaluations and messages.
+    """Shows what `asyncrl train` shows while a run trains: progress, evaluations and messages.
 
     The modes:
         dashboard: a table of the run's metrics, drawn again each second. The key d changes to the live line and back,

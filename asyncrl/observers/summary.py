@@ -39,6 +39,7 @@ class Summary:
         num_updates: optimizer steps.
         num_episodes: episodes that ended.
         wall_s: seconds from the command to the end.
+        elapsed_s: seconds from the command to the end, with those of training before the run was resumed.
         startup_s: seconds from the command to the first environment step.
         fps: environment steps trained per second, between the ends of the first and the last dataset.
         ep_rew_mean, ep_len_mean: means over the last 100 episodes.
@@ -64,6 +65,7 @@ class Summary:
     num_updates: int = 0
     num_episodes: int = 0
     wall_s: float = 0.0
+    elapsed_s: float = 0.0
     startup_s: float | None = None
     fps: float | None = None
     ep_rew_mean: float | None = None
@@ -96,7 +98,6 @@ class Summary:
         metrics = (
             ("last 100 episodes", self.ep_rew_mean),
             ("last evaluation", self.eval_mean_reward),
-            ("best", self.best_return),
         )
         returns = [f"{value:,.1f} ({what})" for what, value in metrics if value is not None]
         rows = {"return": ", ".join(returns) or "no episode has ended"}
@@ -106,7 +107,7 @@ class Summary:
         rows |= places
         lines = [
             f"{self.status}: {self.env_steps:,} of {target_env_steps:,} environment steps, "
-            f"{self.num_updates:,} updates, {duration(self.wall_s)}"
+            f"{self.num_updates:,} updates, {duration(self.elapsed_s)} elapsed"
         ]
         lines += [f"  {name + ':':<18} {text}" for name, text in rows.items()]
         lines += [f"to {name}:\n  {command}" for name, command in commands.items()]

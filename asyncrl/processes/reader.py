@@ -167,8 +167,10 @@ def run_for_a_reader(main: Callable[[], int], end: Callable[[int], NoReturn] = s
     """Runs a command and exits with its code, or with 1 and no traceback if the reader of its output has ended."""
     escape_unknown_characters()
     try:
-        code = main()
-        sys.stdout.flush()
+        try:
+            code = main()
+        finally:  # also for SystemExit, which --help raises
+            sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
         code = 1

@@ -57,6 +57,7 @@ class Preflight:
         environment_failure: text with the environment's own traceback, if it raised.
         arena_bytes: shared memory that all ranks of this machine need; None without a spec.
         free_bytes: free memory.
+        passes_checker: Gymnasium's checker has checked the environment and found nothing.
     """
 
     loaded: LoadedConfig
@@ -67,6 +68,7 @@ class Preflight:
     environment_failure: str | None
     arena_bytes: int | None
     free_bytes: int
+    passes_checker: bool = False
 
     @property
     def config(self) -> TrainConfig:
@@ -147,7 +149,9 @@ def run(
                 misfits, notes = resuming.find_source_misfits(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
     loaded = dataclasses.replace(loaded, config=config)
-    return Preflight(loaded, plan, spec, tuple(problems), tuple(warnings), env.failure, needed, free)
+    return Preflight(
+        loaded, plan, spec, tuple(problems), tuple(warnings), env.failure, needed, free, env.passes_checker
+    )
 
 
 @dataclass
@@ -159,12 +163,14 @@ class _CheckedEnv:
         failure: text with the environment's own traceback, if it raised.
         problems: why it cannot be used.
         findings: what is probably a mistake.
+        passes_checker: as in `Preflight`.
     """
 
     spec: EnvSpec | None = None
     failure: str | None = None
     problems: list[Problem] = dataclasses.field(default_factory=list)
     findings: list[Problem] = dataclasses.field(default_factory=list)
+    passes_checker: bool = False
 
 
 def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None] | None) -> _CheckedEnv:
@@ -172,6 +178,9 @@ def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None]
 
     def advise(text: str) -> None:
         found.findings.append(Problem(("env",), text))
+
+    def pass_checker() -> None:
+        found.passes_checker = True
 
     try:
         found.spec = probe(
@@ -184,6 +193,7 @@ def _check_env(config: TrainConfig, checks_env: bool, say: Callable[[str], None]
             image_keys=config.image_keys,
             examine=replay_kind(config).examine,
             warn=advise if checks_env else None,
+            on_clean=pass_checker,
             say=say,
             advise=advise,
             seed=config.seed,

@@ -496,6 +496,7 @@ def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_worke
         env_steps=resumption.env_steps,
         num_updates=int(state.get("policy_version", 0)) - int(state.get("versions_left_out", 0)),
         wall_s=round(resumption.elapsed_s, 3),
+        elapsed_s=round(resumption.elapsed_s, 3),
         ep_rew_mean=episodes.mean_return,
         ep_len_mean=episodes.mean_length,
         best_return=best_return(resumption.checkpoint.parent),

@@ -18,7 +18,7 @@ from asyncrl.storage.run_folder import find_saved_config
 
 
 class Trainer:
-    """Trains a policy, like `python -m asyncrl.train`, but from Python: in a script, a notebook or a thread.
+    """Trains a policy, like `asyncrl train`, but from Python: in a script, a notebook or a thread.
 
     It prints nothing and reads no `sys.argv`. Messages go to the callbacks, and to the logger `asyncrl` if none of them
     is a `ProgressBar`.

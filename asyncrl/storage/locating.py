@@ -140,7 +140,7 @@ def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
 
 
 def find_given_checkpoint(run: str | None, named: str, train_dir: str = TRAIN_DIR, policy_idx: int = 0) -> Path:
-    """Returns the checkpoint that a command line names by --experiment and --checkpoint.
+    """Returns the checkpoint that a command line names by RUN and --checkpoint.
 
     Args:
         run: a run, by its name in `train_dir` or its folder's path; None if it was not given.
@@ -156,7 +156,7 @@ def find_given_checkpoint(run: str | None, named: str, train_dir: str = TRAIN_DI
             return find_checkpoint(named, train_dir=train_dir, policy_idx=policy_idx)
         return find_checkpoint_of(find_run(run, train_dir), named, policy_idx)
     if run is None:
-        raise UsageError("No run was given: give --experiment=NAME (of a run in --train_dir), or --checkpoint=PATH.")
+        raise UsageError("No run was given: give RUN, its folder or its name in --train_dir, or --checkpoint=PATH.")
     return find_checkpoint(run, named, train_dir, policy_idx)
 
 

@@ -1,4 +1,4 @@
-"""The report as Markdown and JSON, and its figures, which are drawn as those of `asyncrl.plot compare`."""
+"""The report as Markdown and JSON, and its figures, which are drawn as those of `asyncrl plot compare`."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_without_an_output_each_environment_has_a_folder(monkeypatch, capsys):
 def test_help_shows_what_is_required_and_no_setting_that_is_refused(capsys):
     assert benchmark.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("usage: python -m asyncrl.benchmark --env=")
+    assert text.startswith("usage: asyncrl benchmark --env=")
     assert "--env is required" in " ".join(text.split())
     assert "default bench/ENV" in " ".join(text.split())
     flags = [line.split()[0].split("=")[0] for line in text.splitlines() if line.startswith("  --")]

@@ -18,7 +18,7 @@ ABOUT = {
     "updates_per_dataset": 5,
     "code": ["0123abc"],
     "provenance": {
-        "command": ["python -m asyncrl.benchmark", "--env=Walker-v9"],
+        "command": ["asyncrl benchmark", "--env=Walker-v9"],
         "python": "3.11.7",
         "packages": {"torch": "9.9.9"},
         "machine": {"cpu": "Abacus", "usable_cores": 2, "memory_bytes": 2**34, "device": "cpu"},

@@ -265,7 +265,7 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
         ("--save_every_sec=60", "Sample Factory's save_every_sec is --save_every_s"),
         ("--policy=MlpPolicy", "There is no flag --policy: policy has no counterpart here: the networks follow from"),
         ("--resume", "There is no flag --resume: resume is --experiment"),
-        ("--render", "python -m asyncrl.enjoy"),
+        ("--render", "asyncrl enjoy"),
         ("--max_episode_steps=9", "gymnasium.wrappers.TimeLimit"),
         ("--optimizer=lamb", "Sample Factory's optimizer has no counterpart here: the optimizer is Adam"),
         ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
@@ -371,10 +371,10 @@ def test_help_shows_every_setting_with_its_description_examples_and_one_word_for
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        load(["--help=all"], [ExtraFlag("json", "as JSON")], examples=("python -m asyncrl.train --env=CartPole-v1",))
+        load(["--help=all"], [ExtraFlag("json", "as JSON")], examples=("asyncrl train --env=CartPole-v1",))
     assert stopped.value.code == 0
     lines = capsys.readouterr().out
-    assert "example:\n  python -m asyncrl.train --env=CartPole-v1\n" in lines
+    assert "example:\n  asyncrl train --env=CartPole-v1\n" in lines
     text = " ".join(lines.split())
     assert "[text; required for a new run]" in text and "None" not in text
     assert "default ]" not in text and "default ()" not in text and "default []" in text

@@ -11,7 +11,7 @@ from pydantic import BaseModel, PositiveInt
 
 from asyncrl.analysis.benchmark import options as benchmark
 from asyncrl.commands import enjoy, evaluate, plot
-from asyncrl.config.flags import option, option_flags, parse_options
+from asyncrl.config.flags import nearest, option, option_flags, parse_options
 from asyncrl.config.value_types import GivenPath
 
 
@@ -63,3 +63,20 @@ def test_a_path_may_begin_with_the_users_folder(
     model: type[BaseModel], flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_users_folder(model, flags, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("lerning_rate", "learning_rate"),
+        ("workers", "num_workers"),
+        ("bacth_size", "batch_size"),
+        ("Gamma", "gamma"),
+        ("num_steps", None),  # num_epochs is something else
+        ("size", None),
+        ("lr_decay", None),
+    ],
+)
+def test_only_a_near_name_is_offered(name: str, found: str | None) -> None:
+    known = ("learning_rate", "num_workers", "batch_size", "gamma", "num_epochs", "lr_schedule", "lr_warmup")
+    assert nearest(name, known) == found

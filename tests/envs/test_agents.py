@@ -53,7 +53,10 @@ def test_the_probe_finds_the_spaces_of_agents_that_differ() -> None:
     spec = probe("agent_envs:unlike")
     assert spec.of_agents == (0, 1, 0)
     assert [kind.own_agents for kind in spec.kinds] == [[0, 2], [1]]
-    assert [(kind.observation.row_size, str(kind.action)) for kind in spec.kinds] == [(1, "one of 2"), (3, "one of 4")]
+    assert [(kind.observation.row_size, str(kind.action)) for kind in spec.kinds] == [
+        (1, "Discrete(2)"),
+        (3, "Discrete(4)"),
+    ]
     assert "; narrow_0, narrow_1: observations" in str(spec) and "; wide: observations" in str(spec)
     for each in (spec, *spec.kinds):
         assert type(spec).from_data(json.loads(json.dumps(each.to_data()))) == each
@@ -63,8 +66,8 @@ def test_the_probe_finds_the_spaces_of_agents_that_differ() -> None:
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ("agent_envs:mixed_actions", "narrow_0 has one of 2, wide has Box"),
-        ("agent_envs:mixed_observations", "narrow_0 has numbers .* wide has image"),
+        ("agent_envs:mixed_actions", r"narrow_0 has Discrete\(2\), wide has Box"),
+        ("agent_envs:mixed_observations", "narrow_0 has Box.* wide has Box.* as image"),
     ],
 )
 def test_spaces_that_cannot_be_in_one_row_are_refused(env: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Files of runs, and what `python -m asyncrl.plot` says and draws of them."""
+"""Files of runs, and what `asyncrl plot` says and draws of them."""
 
 import json
 

@@ -28,7 +28,7 @@ from asyncrl.observers.reports import (
     TrainMetrics,
     UpdateProgress,
 )
-from asyncrl.observers.summary import ResumedTotals
+from asyncrl.observers.summary import ResumedTotals, duration
 from asyncrl.observers.writers import JsonLines, TensorBoard
 from asyncrl.storage.run_folder import RunFolder
 
@@ -427,6 +427,7 @@ def test_the_summary_says_how_the_run_ended(run):
             "num_updates": 16,
             "num_episodes": 1,
             "wall_s": 10.0,
+            "elapsed_s": 10.0,
             "startup_s": 5.0,
             "fps": 1000.0,
             "ep_rew_mean": 10.0,
@@ -530,14 +531,22 @@ def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_pat
     assert run.progress.records[-1].activity is None
 
 
+def test_status_and_end_of_a_resumed_run_count_the_same_time(tmp_path):
+    run = Run(tmp_path, earlier=ResumedTotals(5000, 70.0))
+    run.at(1.0, rollout(), learner(7000))
+    summary = run.monitor.finish("completed")
+    assert summary.elapsed_s == run.progress.records[-1].elapsed_s > 70.0 > summary.wall_s
+    assert summary.to_text(7000, {}, {}).splitlines()[0].endswith(f", {duration(summary.elapsed_s)} elapsed")
+
+
 def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done_next(run):
     run.at(1.0, rollout(episodes=[EpisodeRecord(12.0, 9)]), learner(2048))
-    text = run.monitor.finish("interrupted").to_text(10_000, {"folder": "runs/x"}, {"evaluate": "python -m evaluate"})
+    text = run.monitor.finish("interrupted").to_text(10_000, {"folder": "runs/x"}, {"evaluate": "asyncrl evaluate x"})
     first, *rows = text.splitlines()
-    assert first == "interrupted: 2,048 of 10,000 environment steps, 8 updates, 4 s"
+    assert first == "interrupted: 2,048 of 10,000 environment steps, 8 updates, 4 s elapsed"
     assert [" ".join(row.split()) for row in rows] == [
         "return: 12.0 (last 100 episodes)",
         "folder: runs/x",
         "to evaluate:",
-        "python -m evaluate",
+        "asyncrl evaluate x",
     ]

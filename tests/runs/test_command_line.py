@@ -1,4 +1,4 @@
-"""`python -m asyncrl.train` as a user meets it: what it learns, says, leaves behind, and how it stops."""
+"""`asyncrl train` as a user meets it: what it learns, says, leaves behind, and how it stops."""
 
 from __future__ import annotations
 
@@ -119,11 +119,13 @@ def test_ctrl_c_finishes_the_update_and_saves(
     end = stdout[stdout.index("interrupted: ") :]
     assert f"interrupted: {summary['env_steps']:,} of " in end
     assert f"newest checkpoint: {saved.relative_to(training.folder.parents[1])}" in end
-    commands = [shlex.split(line) for line in end.splitlines() if " -m asyncrl." in line]
-    assert [command[:3] for command in commands] == [
-        [sys.executable, "-m", f"asyncrl.{name}"] for name in ("evaluate", "train", "plot")
+    commands = [shlex.split(line) for line in end.splitlines() if line.startswith("  ") and "asyncrl " in line]
+    assert all(Path(command[0]).name == "asyncrl" for command in commands)
+    assert [command[1:] for command in commands] == [
+        ["evaluate", "runs/run"],
+        ["train", "--train_dir=runs", "--experiment=run"],
+        ["plot", "trial", "runs/run"],
     ]
-    assert all(named in " ".join(command) for command in commands for named in ("runs", "run"))
     assert summary["checkpoint"].endswith(saved.name)
     assert checkpoint.load(saved).state["env_steps"] == summary["env_steps"] > 0
 

@@ -86,7 +86,7 @@ def test_the_blocks_of_a_document_work_when_pasted_in_order(name: str, tmp_path:
         if flag == "--model=wide_critic":
             assert len(model[parameter]) == 256
         if flag == "--encoder=waves":  # evaluation finds the module that the run was trained with
-            evaluation = f"python -m asyncrl.evaluate --experiment={run['experiment']}\n"
+            evaluation = f"asyncrl evaluate {run['experiment']}\n"
             evaluated = clone.paste([ENVIRONMENT, Block("bash", evaluation, None, "")])
             assert evaluated.returncode == 0 and "1 episodes" in evaluated.stdout, evaluated.stderr
 
@@ -95,7 +95,7 @@ def test_every_example_has_its_module() -> None:
     for name, examples in EXAMPLES.items():
         blocks = blocks_of(DOCUMENTS[name])
         assert sum(block.module is not None for block in blocks) == len(examples)
-        assert sum(block.text.count("asyncrl.train") for block in blocks if block.language == "bash") == len(examples)
+        assert sum(block.text.count("asyncrl train") for block in blocks if block.language == "bash") == len(examples)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -116,13 +116,13 @@ def test_nothing_is_installed_from_an_index_under_our_name() -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("python -m asyncrl.validate --env=CartPole-v1", "python: command not found"),
+        ("asyncrl validate --env=CartPole-v1", "asyncrl: command not found"),
         ("python3 -m venv .venv\npip install matplotlib", "pip: command not found"),
         (ENVIRONMENT.text + "pip install 'asyncrl[plot]'", "a clone cannot install asyncrl[plot]"),
         (ENVIRONMENT.text + "pip install -e '.[plots]'", "a clone cannot install .[plots]"),
         (
-            ENVIRONMENT.text + "python -m asyncrl.validate --env=CartPole-v1 --wrokers=2",
-            "failed: python -m asyncrl.val",
+            ENVIRONMENT.text + "asyncrl validate --env=CartPole-v1 --wrokers=2",
+            "failed: asyncrl validate",
         ),
     ],
 )

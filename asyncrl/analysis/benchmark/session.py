@@ -190,7 +190,7 @@ def _write_report(benchmark: Benchmark, results: dict[Task, Entry], failures: di
         "measure_s": options.measure_s,
         "updates_per_dataset": config.num_epochs * config.num_batches_per_epoch,
         "code": sorted({entry["code"] for entry in measured.values()}),
-        "provenance": {**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
+        "provenance": {**describe(config.device), "command": ["asyncrl benchmark", *sys.argv[1:]]},
     }
     missing = {str(task): failures.get(task, "not measured yet") for task in benchmark.tasks if task not in measured}
     found = summarize(about, benchmark.variants, {task: entry["figures"] for task, entry in measured.items()}, missing)

@@ -1,9 +1,9 @@
 """Many runs: a grid of settings (`launch`), and the search for good ones (`sweep`).
 
-    grid.yaml --grid--> planned runs --launch--> core sets --> python -m asyncrl.train, evaluate --> results
+    grid.yaml --grid--> planned runs --launch--> core sets --> asyncrl train, evaluate --> results
                                    `--job_files--> files for Slurm or Kubernetes
 
-    search space --study (Optuna)--> trial --sweep--> core sets --> python -m asyncrl.train
+    search space --study (Optuna)--> trial --sweep--> core sets --> asyncrl train
                      ^                                                | metrics.jsonl
                      +-------- evaluations so far, objective <--------+
     best trials --final test, fresh seeds--> core sets --> table, importances, settings as a file

@@ -45,7 +45,7 @@ class Evaluation:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flags of `python -m asyncrl.evaluate`."""
+        """Flags of `asyncrl evaluate`."""
         more = ("--deterministic",) if self.deterministic else ()
         return (f"--episodes={self.episodes}", f"--checkpoint={self.checkpoint}", *more)
 

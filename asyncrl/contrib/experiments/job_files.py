@@ -36,7 +36,7 @@ _SLURM = """\
 
 set -euo pipefail
 {choice}
-exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python -m asyncrl.train "$@"
+exec srun --cpus-per-task="$SLURM_CPUS_PER_TASK" asyncrl train "$@"
 """
 _KUBERNETES = """\
 # {count} runs, one in each pod of an indexed Job: kubectl apply -f {file}
@@ -70,7 +70,7 @@ def job_file(runs: Sequence[PlannedRun], job_format: Format, path: Path, max_tas
             cores=cores,
             choice=_choice("SLURM_ARRAY_TASK_ID", runs, str(train_dir)),
         )
-    script = f'{_choice("JOB_COMPLETION_INDEX", runs, _MOUNTED_AT)}\nexec python -m asyncrl.train "$@"\n'
+    script = f'{_choice("JOB_COMPLETION_INDEX", runs, _MOUNTED_AT)}\nexec asyncrl train "$@"\n'
     job = _kubernetes_job(name, script, len(runs), max_tasks, cores)
     return _KUBERNETES.format(count=len(runs), file=path) + yaml.dump(
         job, Dumper=_Dumper, sort_keys=False, width=10_000

@@ -1,7 +1,7 @@
-"""`python -m asyncrl.launch`: makes the runs of a grid in one folder, several at a time, and shows one table.
+"""`asyncrl launch`: makes the runs of a grid in one folder, several at a time, and shows one table.
 
-    python -m asyncrl.launch grid.yaml [--slots=4] [--retries=2]
-    python -m asyncrl.launch grid.yaml --write=slurm|kubernetes    (writes a job file and starts nothing)
+    asyncrl launch grid.yaml [--slots=4] [--retries=2]
+    asyncrl launch grid.yaml --write=slurm|kubernetes    (writes a job file and starts nothing)
 
 After a stop, the same command continues: finished runs are not repeated, others resume from their checkpoints.
 """
@@ -52,14 +52,14 @@ class _Options(BaseModel):
 class _LaunchCommand(Command[_Options]):
     """Its exit code is 0 if all runs are finished, and 1 if some failed."""
 
-    usage = "python -m asyncrl.launch GRID.yaml"
+    usage = "asyncrl launch GRID.yaml"
     description = (
         "Make the runs of a grid (a YAML file of settings, lists of them, and seeds) in one folder, several at a time, "
         "and show one table. After a stop the same command continues: finished runs are not repeated, others resume."
     )
     examples = (
-        "python -m asyncrl.launch grid.yaml --slots=4",
-        "python -m asyncrl.launch grid.yaml --write=slurm",
+        "asyncrl launch grid.yaml --slots=4",
+        "asyncrl launch grid.yaml --write=slurm",
     )
     model = _Options
     words = "grids"

@@ -1,7 +1,7 @@
-"""`python -m asyncrl.sweep`: searches good settings for an environment, with Optuna.
+"""`asyncrl sweep`: searches good settings for an environment, with Optuna.
 
-    python -m asyncrl.sweep --study=my_search --env=CartPole-v1 --space=ppo --num_trials=50
-    python -m asyncrl.sweep --study=my_search    (continues it, or joins it from another machine that shares the folder)
+    asyncrl sweep --study=my_search --env=CartPole-v1 --space=ppo --num_trials=50
+    asyncrl sweep --study=my_search    (continues it, or joins it from another machine that shares the folder)
 
 All runs, the table of results and best.yaml are in train_dir/my_search. All other flags are settings of every run.
 """
@@ -85,7 +85,7 @@ class _Options(BaseModel):
 class _SweepCommand(Command[_Options]):
     """Its exit code is 1 if no trial was completed."""
 
-    usage = "python -m asyncrl.sweep --study=NAME --env=ID"
+    usage = "asyncrl sweep --study=NAME --env=ID"
     description = (
         "Search good settings for an environment: trials are runs, chosen by Optuna, stopped early if they are worse "
         "than others, and the best ones are run again with fresh seeds. The same command continues a study that was "
@@ -93,9 +93,9 @@ class _SweepCommand(Command[_Options]):
         "every run."
     )
     examples = (
-        "python -m asyncrl.sweep --study=my_search --env=CartPole-v1 --train_for_env_steps=100000 --num_trials=50",
-        "python -m asyncrl.sweep --study=cheetah --env=HalfCheetah-v5 --space=sac --slots=4 --sampler=cmaes",
-        "python -m asyncrl.sweep --study=my_search    (continues or joins it)",
+        "asyncrl sweep --study=my_search --env=CartPole-v1 --train_for_env_steps=100000 --num_trials=50",
+        "asyncrl sweep --study=cheetah --env=HalfCheetah-v5 --space=sac --slots=4 --sampler=cmaes",
+        "asyncrl sweep --study=my_search    (continues or joins it)",
     )
     model = _Options
     instead = INSTEAD

@@ -114,7 +114,7 @@ def write_best(folder: Path, flags: Sequence[str], best: Result) -> None:
     """Writes the settings of the best trial to `best.yaml`, for --config."""
     comment = (
         f"# Found by a sweep: {best.run} of {folder.name}.\n"
-        f"# Use it with: python -m asyncrl.train --config={folder / BEST} --experiment=NAME\n"
+        f"# Use it with: asyncrl train --config={folder / BEST} --experiment=NAME\n"
     )
     values = dump_mapping(best_settings((*flags, *best.flags)))
     write_text_atomically(folder / BEST, comment + values)

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.export`: writes a trained policy to one file that runs without asyncrl.
+"""`asyncrl export`: writes a trained policy to one file that runs without asyncrl.
 
-    python -m asyncrl.export --experiment=NAME --format=onnx
+    asyncrl export RUN --format=onnx
 
 The file takes observations and returns actions, both in the environment's form: `asyncrl.contrib.export.exported` has
 all inputs and outputs. It is checked against the policy before the command ends.
@@ -8,16 +8,19 @@ all inputs and outputs. It is checked against the policy before the command ends
 
 from __future__ import annotations
 
+import logging
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import NonNegativeInt
 
-from asyncrl.commands.runner import Command, print_error
+from asyncrl.commands.run_argument import RunCommand, RunOptions
+from asyncrl.commands.runner import print_error
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import hooks
 from asyncrl.config.value_types import GivenPath
-from asyncrl.storage.locating import TRAIN_DIR, find_given_checkpoint
+from asyncrl.storage.locating import find_given_checkpoint
 
 _FORMATS = hooks("FORMATS")
 if TYPE_CHECKING:
@@ -26,45 +29,51 @@ else:
     _Format = Literal[tuple(_FORMATS)]
 
 
-class _Options(BaseModel):
-    experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
-    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+class _Options(RunOptions):
     checkpoint: str = option(
         "newest",
-        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
-        "--experiment [default newest]",
+        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint, which needs no RUN "
+        "[default newest]",
     )
     policy: NonNegativeInt = option(0, "which of several policies [default 0]")
     format: _Format = option("onnx", "onnx (needs the extra export) or torch_export [default onnx]")
     out: GivenPath | None = option(None, "the file [default policy.onnx or policy.pt2 in the working directory]")
 
 
-class _Export(Command[_Options]):
+class _Export(RunCommand[_Options]):
     """Its exit code is 1 if file and policy differ."""
 
-    usage = "python -m asyncrl.export --experiment=NAME"
-    description = "Write a trained policy to one file that runs without asyncrl."
+    usage = "asyncrl export RUN"
+    description = (
+        "Write a trained policy to one file that runs without asyncrl. RUN is a run's folder, its name in train_dir, "
+        "hf://user/name, or a checkpoint's folder."
+    )
     examples = (
-        "python -m asyncrl.export --experiment=my_run --checkpoint=best",
-        "python -m asyncrl.export --checkpoint=train_dir/my_run/checkpoints/best --format=torch_export "
-        "--out=policy.pt2",
+        "asyncrl export my_run --checkpoint=best",
+        "asyncrl export train_dir/my_run/checkpoints/best --format=torch_export --out=policy.pt2",
     )
     model = _Options
 
     def run(self, options: _Options) -> int:
-        path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir, options.policy)
+        path = find_given_checkpoint(options.named_run, options.checkpoint, options.train_dir, options.policy)
         out = options.out or Path(f"policy{_FORMATS[options.format][1]}")
 
         # Imports torch, which takes a second: mistakes of the user are reported before.
         from asyncrl.inference.policy import ExportDiffers, load_policy
 
         policy = load_policy(path)
+        logging.disable(logging.WARNING)  # of torch and onnx: they are not about the policy
         try:
-            difference = policy.export(out, options.format)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                difference = policy.export(out, options.format)
         except ExportDiffers as error:
             print_error(error)
             return 1
-        print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}", flush=True)
+        finally:
+            logging.disable(logging.NOTSET)
+        print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}")
+        print("With noise 0 the file's actions are the deterministic ones.", flush=True)
         return 0
 
 

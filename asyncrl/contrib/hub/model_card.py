@@ -92,7 +92,7 @@ def format_card(
         "```",
         "",
         "```bash",
-        f"asyncrl evaluate --experiment={address}" + (" --checkpoint=best" if which == "best" else ""),
+        f"asyncrl evaluate {address}" + (" --checkpoint=best" if which == "best" else ""),
         f"asyncrl pull --repo={repo} --experiment={name}",
         f"asyncrl train --experiment={name} --train_for_env_steps={2 * max(newest_env_steps, 1)}",
         "```",

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.pull`: downloads a run from the Hugging Face Hub to a run's folder.
+"""`asyncrl pull`: downloads a run from the Hugging Face Hub to a run's folder.
 
-    python -m asyncrl.pull --repo=user/name --experiment=my_run
+    asyncrl pull --repo=user/name --experiment=my_run
 
 The folder is like that of a run that was trained here: it can be evaluated, plotted, and trained on.
 """
@@ -30,11 +30,11 @@ class _Options(BaseModel):
 
 
 class _Pull(Command[_Options]):
-    usage = "python -m asyncrl.pull --repo=USER/NAME"
+    usage = "asyncrl pull --repo=USER/NAME"
     description = "Download a run from the Hugging Face Hub, to evaluate, plot or resume it."
     examples = (
-        "python -m asyncrl.pull --repo=user/name",
-        "python -m asyncrl.pull --repo=user/name@v1.0 --experiment=my_run",
+        "asyncrl pull --repo=user/name",
+        "asyncrl pull --repo=user/name@v1.0 --experiment=my_run",
     )
     model = _Options
 

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.push`: uploads a run to the Hugging Face Hub, with a page that describes it.
+"""`asyncrl push`: uploads a run to the Hugging Face Hub, with a page that describes it.
 
-    python -m asyncrl.push --experiment=my_run --repo=user/name
+    asyncrl push my_run --repo=user/name
 
 Log in first (`hf auth login`, or HF_TOKEN). `asyncrl.contrib.hub.repository` lists the files of a repository.
 """
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import NonNegativeInt
 
 import asyncrl
-from asyncrl.commands.runner import Command
+from asyncrl.commands.run_argument import RunCommand, RunOptions
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.config.value_types import GivenPath
@@ -26,13 +26,11 @@ from asyncrl.contrib.hub import repository as hub
 from asyncrl.contrib.hub.model_card import format_card
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.storage import checkpoint as checkpoints
-from asyncrl.storage.locating import TRAIN_DIR, checkpoint_folders, find_checkpoint_of, find_run
+from asyncrl.storage.locating import checkpoint_folders, find_checkpoint_of, find_run
 from asyncrl.storage.run_folder import RunFolder
 
 
-class _Options(BaseModel):
-    experiment: str | None = option(None, "run, by its name in train_dir or by its folder's path")
-    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+class _Options(RunOptions):
     repo: str | None = option(None, "repository on the Hub, user/name; made if missing")
     checkpoint: str | None = option(
         None,
@@ -49,13 +47,13 @@ class _Options(BaseModel):
     out: GivenPath | None = option(None, "write the files to this new folder and upload nothing")
 
 
-class _Push(Command[_Options]):
-    usage = "python -m asyncrl.push --experiment=NAME --repo=USER/NAME"
+class _Push(RunCommand[_Options]):
+    usage = "asyncrl push RUN --repo=USER/NAME"
     description = "Upload a run to the Hugging Face Hub: settings, records, plot, checkpoint, and a page about them."
     examples = (
-        "python -m asyncrl.push --experiment=my_run --repo=user/name",
-        "python -m asyncrl.push --experiment=my_run --repo=user/name --private --checkpoint=newest --episodes=0",
-        "python -m asyncrl.push --experiment=my_run --repo=user/name --out=look_first",
+        "asyncrl push my_run --repo=user/name",
+        "asyncrl push my_run --repo=user/name --private --checkpoint=newest --episodes=0",
+        "asyncrl push my_run --repo=user/name --out=look_first",
     )
     model = _Options
 
@@ -68,8 +66,8 @@ class _Push(Command[_Options]):
 
 
 def _push(options: _Options) -> None:
-    if options.experiment is None or options.repo is None:
-        raise UsageError("Give the run and where it goes: --experiment=NAME --repo=USER/NAME.")
+    if options.named_run is None or options.repo is None:
+        raise UsageError("Give the run and where it goes: asyncrl push RUN --repo=USER/NAME.")
     repo, revision = hub.parse_address(options.repo)
     if revision is not None:
         raise UsageError(f"--repo={options.repo} names a revision: give --repo={repo} --revision={revision}.")
@@ -78,7 +76,7 @@ def _push(options: _Options) -> None:
     if options.out is not None and options.out.exists():
         raise UsageError(f"--out={options.out} exists: give a new folder.")
     client = None if options.out is not None else hub.library()
-    run = find_run(options.experiment, options.train_dir)
+    run = find_run(options.named_run, options.train_dir)
     with tempfile.TemporaryDirectory(prefix="asyncrl-push-") as name:
         folder = Path(name) / "files"
         folder.mkdir()

@@ -18,8 +18,8 @@ OPTION = PlayerOption(
         "policy's place change with the episodes [default of --episodes: one for each pairing, at least 3]",
     },
     examples={
-        "evaluate": "python -m asyncrl.evaluate --experiment=my_game --opponents=random,my_older_game --episodes=200",
-        "enjoy": "python -m asyncrl.enjoy my_game --opponents=random,my_older_game",
+        "evaluate": "asyncrl evaluate my_game --opponents=random,my_older_game --episodes=200",
+        "enjoy": "asyncrl enjoy my_game --opponents=random,my_older_game",
     },
     evaluate="asyncrl.contrib.matches.commands:evaluate",
     make_teams="asyncrl.contrib.matches.commands:make_teams",

@@ -1,4 +1,4 @@
-"""What `asyncrl.validate` shows of a run with pools: its traffic, and what bandwidth and delay of the network allow."""
+"""What `asyncrl validate` shows of a run with pools: its traffic, and what bandwidth and delay of the network allow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.report`: writes one HTML page about runs, which needs no other file and no network.
+"""`asyncrl report`: writes one HTML page about runs, which needs no other file and no network.
 
-    python -m asyncrl.report RUN... [--out=FILE.html] [--title=TEXT]
+    asyncrl report RUN... [--out=FILE.html] [--title=TEXT]
 
 RUN is a run's folder or its name in train_dir; the run may still be training.
 """
@@ -26,14 +26,14 @@ class _Options(BaseModel):
 
 
 class _Report(Command[_Options]):
-    usage = "python -m asyncrl.report RUN..."
+    usage = "asyncrl report RUN..."
     description = (
         "Write one HTML page about runs: curves, final scores, settings and their differences, faults, machine and "
         "versions, a video. RUN is a run's folder or its name in train_dir; the run may still be training."
     )
     examples = (
-        "python -m asyncrl.report train_dir/my_run",
-        "python -m asyncrl.report train_dir/a_seed* train_dir/b_seed* --out=report.html --title='a against b'",
+        "asyncrl report train_dir/my_run",
+        "asyncrl report train_dir/a_seed* train_dir/b_seed* --out=report.html --title='a against b'",
     )
     model = _Options
     words = "runs"

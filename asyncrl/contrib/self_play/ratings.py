@@ -1,4 +1,4 @@
-"""The ratings of a run as numbers and as a figure: `python -m asyncrl.plot elo`."""
+"""The ratings of a run as numbers and as a figure: `asyncrl plot elo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for `asyncrl.train` and `asyncrl.evaluate`: writes the files of a run without training.
+"""Stands in for `asyncrl train` and `asyncrl evaluate`: writes the files of a run without training.
 
 The return of an evaluation is learning_rate times the steps. `track_project` says how the run behaves: `fails`,
 `fails_once`, `fails_at_once` (the first time, before it opens its folder), `refuses` (as for a user's mistake), `slow`,

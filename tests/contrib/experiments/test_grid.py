@@ -107,7 +107,7 @@ def test_names_that_are_too_long_or_the_same_end_with_a_hash(tmp_path) -> None:
 
 def shell_arguments(script: str, variable: str, number: int) -> list[str]:
     """The arguments with which a script would start training."""
-    shown = script.replace("exec srun", "printf '%s\\n' srun").replace("exec python", "printf '%s\\n' python")
+    shown = script.replace("exec srun", "printf '%s\\n' srun").replace("exec asyncrl", "printf '%s\\n' asyncrl")
     environment = {variable: str(number), "SLURM_CPUS_PER_TASK": "4", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", shown], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()

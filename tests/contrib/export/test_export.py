@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +262,7 @@ def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pyt
     chosen = []
     for idx in range(2):
         out = tmp_path / f"{idx}.exported"
-        named = [f"--experiment={run}", f"--policy={idx}", "--format=torch_export", f"--out={out}"]
+        named = [str(run), f"--policy={idx}", "--format=torch_export", f"--out={out}"]
         assert command.main(named) == 0
         assert "largest difference of a parameter" in capsys.readouterr().out
         _, action = torch.export.load(out).module()(torch.randn(50, 4), torch.zeros(50, 2))
@@ -268,10 +270,28 @@ def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pyt
     assert chosen == [0.0, 1.0]
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_command_shows_what_noise_means_and_no_warnings_of_other_packages(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(*_: object) -> float:
+        warnings.warn("of torch", FutureWarning, stacklevel=1)
+        logging.getLogger("torch.onnx").warning("torchvision is not installed")
+        return 0.0
+
+    handler = logging.StreamHandler()
+    monkeypatch.setattr(logging.getLogger("torch.onnx"), "handlers", [handler])
+    monkeypatch.setattr(Policy, "export", export)
+    assert command.main([str(save(tmp_path, make_policy("CartPole-v1", {})))]) == 0
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    assert shown.out.splitlines()[-1] == "With noise 0 the file's actions are the deterministic ones."
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "No run was given: give --experiment=NAME"),
+        ((), "No run was given: give RUN"),
         (("--format=onx", "--experiment=x"), "--format=onx"),
         (("--checkpoint=/no/such",), "There is no run"),
         (("--checkpoint={}", "--format=torch_export", "--out=/no/such/folder/x.pt2"), "Cannot write"),

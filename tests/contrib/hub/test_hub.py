@@ -44,7 +44,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def push_run(run: Path, *flags: str) -> int:
-    return push.main([f"--experiment={run}", f"--repo={REPO}", *(flags or ("--episodes=0",))])
+    return push.main([str(run), f"--repo={REPO}", *(flags or ("--episodes=0",))])
 
 
 def actions(path: str | Path, which: Any = "newest") -> list[int]:
@@ -272,7 +272,7 @@ def test_a_mistake_is_one_sentence(
         assert said in str(raised.value) and "\n" not in str(raised.value)
     for flags in ((), ("--checkpoint=bst",), ("--video=film.avi",)):
         assert push_run(run, *flags, f"--out={tmp_path}") == 2
-    assert push.main([f"--experiment={run}"]) == push.main(["--repo=a/b", "--experiment=nothing"]) == 2
+    assert push.main([str(run)]) == push.main(["--repo=a/b", "--experiment=nothing"]) == 2
     capsys.readouterr()
     monkeypatch.setattr(addresses.importlib.util, "find_spec", lambda name: None)
     assert push_run(run) == 2

@@ -49,8 +49,8 @@ def test_the_policy_plays_each_agent_against_each_opponent(
     assert [each["won"] for each in matches[2:]] == [20, 20]
     for each in matches[:2]:
         assert each["won"] + each["drawn"] + each["lost"] == 20 and each["won"] > 5
-    assert lines[1].split() == ["opponent", "plays", "won", "drawn", "lost", "share", "won", "(95", "%)", "return"]
-    assert len(lines) == 6
+    assert lines[2].split() == ["opponent", "plays", "won", "drawn", "lost", "share", "won", "(95", "%)", "return"]
+    assert len(lines) == 7
 
 
 def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_run_without_a_population_is_refused(tmp_path, capsys):
 def test_help_shows_the_command_with_an_example(capsys):
     code, out, _ = call(capsys, "--help")
     assert code == 0 and "\npopulation:\n" in out
-    assert "\n  python -m asyncrl.plot population train_dir/my_run" in out
+    assert "\n  asyncrl plot population train_dir/my_run" in out
 
 
 def test_the_report_has_a_chart_of_each_population(tmp_path, capsys):

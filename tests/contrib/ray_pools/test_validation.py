@@ -1,4 +1,4 @@
-"""What `asyncrl.validate` shows of a run with pools."""
+"""What `asyncrl validate` shows of a run with pools."""
 
 from __future__ import annotations
 

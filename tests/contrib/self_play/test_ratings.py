@@ -1,4 +1,4 @@
-"""The ratings of a run, drawn by `python -m asyncrl.plot elo` and in a report."""
+"""The ratings of a run, drawn by `asyncrl plot elo` and in a report."""
 
 import pytest
 from plotted_runs import assert_is_drawn, call, numbers, steady, write_run
