@@ -33,7 +33,7 @@ from asyncrl.observers.reports import (
 from asyncrl.storage.checkpoint import SavedReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
-_REPORT_EVERY_S = 0.25
+_REPORT_EVERY_S = 0.1
 
 
 class ReplayLoop:

@@ -146,7 +146,7 @@ class EpisodesCsv(RecordWriter):
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
         if self.is_off:
             return
-        # Episodes arrive in groups about once a second: their times increase, so that sorting keeps their order.
+        # Episodes arrive in groups: their times increase, so that sorting keeps their order.
         self._last_t = max(time.time() - self._t_start, self._last_t + 1e-6)
         stats = episode.extra_stats
         if stats.keys() != self._names.keys() and not stats.keys() <= self._names.keys():

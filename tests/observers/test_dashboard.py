@@ -32,7 +32,7 @@ from asyncrl.observers.reports import Phase
 from asyncrl.observers.status import Record, Status
 
 STATUS = Status(
-    env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_of_record=True
+    env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_line=True
 )
 SCALARS = {
     "rollout/ep_rew_mean": 123.4,
@@ -243,7 +243,7 @@ def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Pat
     assert "KL divergence" in shown_after(run, progress, stream, "dd")
     progress._keys = None
     before = len(stream.getvalue())
-    progress.on_status(run, dataclasses.replace(STATUS, is_of_record=False))
+    progress.on_status(run, dataclasses.replace(STATUS, is_line=False))
     assert len(stream.getvalue()) == before, "it was drawn a moment ago"
     start = len(stream.getvalue())
     progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ class Watcher(Observer):
         self.records, self.updates, self.said, self.has_ended = [], [], [], False
 
     def on_status(self, run, status):
-        (self.records if status.is_of_record else self.updates).append(status)
+        (self.records if status.is_line else self.updates).append(status)
 
     def on_message(self, run, text):
         self.said.append(text)
