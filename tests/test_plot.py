@@ -145,7 +145,7 @@ def test_ranks_are_drawn_and_compared_like_workers(tmp_path, capsys):
         (("trial", "{other}"), "other has recorded no return yet"),
         (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "Cannot write"),
         (
-            ("compare", "{run}", "--x=total_steps", "--group=("),
+            ("compare", "{run}", "--x=env_steps", "--group=("),
             "--group=( is not possible: expected a regular expression.",
         ),
         (("speedup", "{run}", "--window=3"), "There is no flag --window"),
@@ -166,12 +166,12 @@ def test_runs_without_records_are_left_out_with_a_line_each_unless_no_other_is_g
     run, empty = steady(tmp_path, "run", 1, 100, 1000), write_run(tmp_path, "empty", [])
     (tmp_path / "notes.txt").write_text("")
     others = [empty, tmp_path, tmp_path / "notes.txt"]
-    code, out, err = call(capsys, "compare", run, *others, "--x=total_steps")
+    code, out, err = call(capsys, "compare", run, *others, "--x=env_steps")
     assert (code, err) == (0, "")
     left_out = [line for line in out.splitlines() if line.startswith("left out: ")]
     assert [path for path, line in zip(others, left_out, strict=True) if str(path) not in line] == []
     assert (run / "plots" / "compare.png").exists()
-    code, out, err = call(capsys, "compare", *others, "--x=total_steps")
+    code, out, err = call(capsys, "compare", *others, "--x=env_steps")
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 3 and all(line.startswith("error: ") for line in err.splitlines())
 
@@ -198,14 +198,14 @@ def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
 def test_the_name_of_the_file_chooses_the_format(tmp_path, capsys, suffix, beginning):
     path = steady(tmp_path, "run", 2, 100, 1000)
     out = tmp_path / f"figure.{suffix}"
-    assert call(capsys, "compare", path, "--x=total_steps", f"--out={out}")[0] == 0
+    assert call(capsys, "compare", path, "--x=env_steps", f"--out={out}")[0] == 0
     assert out.read_bytes().startswith(beginning)
 
 
 def test_a_comparison_has_the_environment_and_the_number_of_runs_as_its_title(tmp_path, capsys):
     runs = [steady(tmp_path, f"a_seed{seed}", 2, 100, 1000) for seed in (0, 1)]
     out = tmp_path / "figure.svg"
-    result = numbers(capsys, "compare", *runs, "--x=total_steps", f"--out={out}")
+    result = numbers(capsys, "compare", *runs, "--x=env_steps", f"--out={out}")
     assert result["env"] == "Walker-v9"
     assert "<!-- Walker-v9: 2 runs -->" in out.read_text()
 

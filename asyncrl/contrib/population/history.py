@@ -1,4 +1,4 @@
-"""The history of a population, as numbers and as a figure: `python -m asyncrl.plot population`.
+"""The history of a population, as numbers and as a figure: `asyncrl plot population`.
 
 It has the objectives, hyperparameters and takeovers of each member.
 """

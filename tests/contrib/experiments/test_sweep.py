@@ -264,7 +264,7 @@ def test_a_finalist_with_one_lucky_seed_does_not_win(tmp_path, pretends) -> None
     sweep._announce(candidates, finalists, said.append)
     assert load([f"--config={tmp_path / 'best.yaml'}"]).config.learning_rate == 0.03
     assert said == ["trial_0000: only 1 of 3 seeds ended well in the final test"]
-    text = report([], DEFINITION.objective, candidates, {})
+    text = report([], DEFINITION.objective, candidates, {}, {})
     assert text.index("trial_0001") < text.index("default") < text.index("trial_0000")
 
 
