@@ -6,6 +6,10 @@ import pytest
 import yaml
 from plotted_runs import assert_is_drawn, call, numbers, steady, write_run
 
+from asyncrl.analysis import drawing
+from asyncrl.analysis.figures import make_trial
+from asyncrl.analysis.records import read_runs
+
 
 def test_a_trial_has_mean_and_deviation_over_workers_and_their_moving_average(tmp_path, capsys):
     path = steady(tmp_path, "run", 3, 100, 1000)
@@ -48,7 +52,44 @@ def test_each_run_gets_its_figure_and_one_without_worker_curves_says_so(tmp_path
         f"wrote {old}/plots/trial.png",
         "old has no curves of single workers: the figure shows the mean over all of them, without a band.",
     ]
-    assert_is_drawn(old / "plots" / "trial.png", num_colors=2)
+    assert_is_drawn(old / "plots" / "trial.png", num_colors=1)
+
+
+def test_one_panel_shows_only_what_is_drawn_where_there_is_no_band(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(drawing, "save", lambda figure, path: figures.append(figure))
+    records = [{"env_steps": n, "rollout/ep_rew_mean": n} for n in range(1, 31)]
+    one = read_runs([steady(tmp_path, "one", 1, 100, 1000)], print)[0]
+    long = read_runs([write_run(tmp_path, "long", records)], print)[0]
+    two = read_runs([steady(tmp_path, "two", 2, 100, 1000)], print)[0]
+    for run, window in ((one, None), (long, 30), (two, None)):
+        drawing.draw_trial(make_trial(run, window), tmp_path / "trial.png")
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for each in figures for axes in each.axes]
+    assert labels == [
+        ["mean of 1 worker"],
+        ["mean over the last 100 episodes of all workers", "moving average of 30 records"],
+        ["mean of 2 workers", "one standard deviation over workers"],
+        ["mean of 2 workers"],
+    ]
+    assert figures[1].axes[0].lines[1].get_marker() == "o", "an average of all records is one point"
+
+
+def test_a_run_alone_is_a_trial_and_steps_are_the_axis_of_a_comparison(tmp_path, capsys):
+    path = steady(tmp_path, "run", 2, 100, 1000)
+    assert numbers(capsys, path) == numbers(capsys, "trial", path)
+    compared = numbers(capsys, "compare", path)
+    assert compared["x"] == "env_steps"
+    for axis in ("env_steps", "total_steps"):
+        assert numbers(capsys, "compare", path, f"--x={axis}") == compared
+
+
+def test_a_comparison_of_two_environments_is_warned_of(tmp_path, capsys):
+    runs = [write_run(tmp_path, env, [{"env_steps": 1, "rollout/ep_rew_mean": 1}], env=env) for env in ("A-v0", "B-v0")]
+    out = call(capsys, "compare", *runs)[1]
+    assert out.splitlines()[0] == (
+        "warning: The runs are in different environments, so their returns differ in scale: A-v0, B-v0."
+    )
+    assert "warning" not in call(capsys, "compare", runs[0])[1]
 
 
 def test_a_figure_that_takes_the_place_of_another_says_so(tmp_path, capsys):
@@ -191,7 +232,7 @@ def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
         assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
     of_trial, of_compare = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
     assert of_trial == of_compare
-    assert of_compare.startswith("horizontal axis: ") and "compare has no default" in of_compare
+    assert of_compare.startswith("horizontal axis: ") and of_compare.endswith("[default env_steps]")
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")])

@@ -21,7 +21,7 @@ from asyncrl.analysis.records import CORES, ELAPSED, EVAL_RETURN, TRAIN_RETURN, 
 from asyncrl.config.errors import UsageError
 from asyncrl.observers.reports import EPISODE_WINDOW
 
-XAxis = Literal["per_worker_steps", "per_rank_steps", "env_steps", "processor_time", "wall_time"]
+XAxis = Literal["env_steps", "per_worker_steps", "per_rank_steps", "processor_time", "wall_time"]
 TIMES: tuple[XAxis, ...] = ("wall_time", "processor_time")
 """Axes in seconds."""
 Metric = Literal["train", "eval"]

@@ -117,6 +117,14 @@ def test_a_run_resumed_with_more_ranks_is_drawn_from_its_beginning(tmp_path):
     assert set(trial.returns.mean) == {2} and len(notes(together, trial)) == 1
 
 
+def test_ranks_that_start_together_may_write_their_first_records_seconds_apart(tmp_path):
+    dense = [{"env_steps": n, "time/time_elapsed": 3 + n / 10, "rollout/ep_rew_mean": 0.0} for n in range(1, 101)]
+    for first_steps, is_together in ((40, True), (60, False)):
+        late = run(tmp_path, dense)
+        late = dataclasses.replace(late, other_ranks=(tuple(dense[first_steps:]),))
+        assert late.lasting_units() == ({0, 1} if is_together else {0})
+
+
 @pytest.mark.parametrize(("num_records", "window"), [(1, 1), (9, 1), (40, 4), (5000, 100)])
 def test_the_window_is_a_part_of_the_records(tmp_path, num_records, window):
     one = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n} for n in range(num_records)])

@@ -1,5 +1,7 @@
 import dataclasses
+import itertools
 import json
+import math
 import struct
 import time
 from dataclasses import MISSING
@@ -54,7 +56,8 @@ class Run:
 
     def __init__(self, path, earlier=None, changed=(), frames_per_step=1, training_returns_mislead=False, **settings):
         observed = ObservedRun([JsonLines(), TensorBoard(), watcher := Watcher()])
-        given = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False, **settings}
+        given = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False, "report_every_s": 5.0}
+        given |= settings
         observed.config, observed.folder = TrainConfig(**given), path
         observed.start = StartPoint(before=earlier, changed_settings=changed)
         observed.spec = SimpleNamespace(frames_per_step=frames_per_step)
@@ -139,6 +142,57 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     assert run.records[1]["train/loss"] == 7.0
     assert run.records[1]["lag/max"] == 8.0
     assert "perf/rollout_busy" not in run.records[1]
+
+
+def trained(run, until_s, every_s, first_steps=0):
+    """Lets a run train a dataset of 100 steps every so many seconds; returns the times of the records."""
+    count = round(until_s / 0.05)
+    for tick in range(1, count + 1):
+        done = int(tick * 0.05 / every_s + 1e-9)
+        is_new = done > int((tick - 1) * 0.05 / every_s + 1e-9)
+        run.at(tick * 0.05, *([learner(first_steps + 100 * done)] if is_new else []))
+    return [record["time/time_elapsed"] for record in run.records]
+
+
+def test_a_short_run_has_a_record_for_each_dataset(tmp_path):
+    times = trained(Run(tmp_path, report_every_s=None), until_s=10.0, every_s=0.25)
+    assert len(times) == 40
+
+
+def test_records_are_dense_at_the_beginning_and_five_seconds_apart_later(tmp_path):
+    run = Run(tmp_path, report_every_s=None)
+    times = trained(run, until_s=700.0, every_s=0.05)
+    assert sum(time <= 10.0 for time in times) == pytest.approx(70, abs=3), "a record every 0.1 s"
+    assert sum(10.0 < time <= 60.0 for time in times) == pytest.approx(100 * math.log(6), rel=0.1)
+    gaps = [later - time for time, later in itertools.pairwise(times)]
+    assert all(gap == pytest.approx(max(0.1, min(5.0, 0.01 * later)), abs=0.06) for gap, later in zip(gaps, times[1:]))
+    assert len(run.progress.records) == 140, "lines of progress keep their interval"
+    assert run.records[-1]["time/fps"] == pytest.approx(2000.0)
+
+
+def test_without_a_new_dataset_a_record_comes_after_five_seconds(tmp_path):
+    run = Run(tmp_path, report_every_s=None)
+    for tenth in range(1, 101):
+        run.at(tenth / 10, rollout(env_steps=10))
+    assert [record["time/time_elapsed"] for record in run.records] == [8.0, 13.0]
+
+
+def test_a_resumed_run_counts_its_earlier_time_and_a_given_interval_is_kept(tmp_path):
+    resumed = Run(tmp_path / "a", report_every_s=None, earlier=ResumedTotals(0, 600.0))
+    given = Run(tmp_path / "b", report_every_s=2.0)
+    for run, every_s in ((resumed, 5.0), (given, 2.0)):
+        run.folder.path.mkdir()
+        times = trained(run, until_s=20.0, every_s=0.05)
+        assert len(times) == pytest.approx(20.0 / every_s, abs=1)
+
+
+def test_the_speed_in_a_record_is_that_of_the_last_seconds(tmp_path):
+    run = Run(tmp_path, report_every_s=None)
+    for fifth in range(1, 101):  # the runner sees none to two datasets of 200 steps at a time
+        num_done = fifth if fifth % 2 else fifth - 1
+        run.at(fifth / 5, learner(200 * num_done))
+    speeds = [record["time/fps"] for record in run.records if record["time/time_elapsed"] > 8.0]
+    assert len(speeds) > 50 and speeds == pytest.approx([1000.0] * len(speeds), rel=0.1)
 
 
 def test_cores_in_use_are_processor_time_over_the_time_since_the_record_before(run):

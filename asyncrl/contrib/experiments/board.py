@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LINES_EVERY_S = 30.0
-_HEADER = ("run", "state", "steps", "done", "steps/s", "training\nreturn", "evaluation\nreturn")
+_HEADER = ("run", "state", "steps", "done", "steps/s", "train\nreturn", "eval\nreturn")
 _FEWEST_ROWS = 3
-_OTHER_COLUMNS = 56
+_OTHER_COLUMNS = 58
 _FEWEST_LETTERS = 20
 
 
