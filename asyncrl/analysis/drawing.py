@@ -84,22 +84,26 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
-    """Draws the returns of a run and their moving average; a band over workers or ranks has a panel above."""
-    has_band = len(trial.members) > 1
-    figure = new_figure(8.0, 7.0 if has_band else 4.5)
-    panels = list(figure.subplots(2 if has_band else 1, 1, sharex=True, squeeze=False).flat)
+    """Draws the returns of a run and their moving average; a band over workers or ranks has a separate panel above."""
+    has_band, has_average = len(trial.members) > 1, trial.window > 1
+    num_panels = 2 if has_band and has_average else 1
+    figure = new_figure(8.0, 1.5 + 2.75 * num_panels)
+    panels = list(figure.subplots(num_panels, 1, sharex=True, squeeze=False).flat)
     label = f"mean of {trial.num_averaged}" if trial.members else "mean over the last 100 episodes of all workers"
     if has_band:
         draw_band(panels[0], trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
-    panels[0].set_title(trial.run)
-    steps, full = trial.returns.positions, trial.window - 1  # earlier means are over fewer records than the label says
-    is_averaged = trial.window > 1
-    line: dict[str, Any] = {"lw": 0.8, "alpha": 0.35} if is_averaged else {"lw": 1.8}
-    panels[-1].plot(steps, trial.returns.mean, color=color(0), label=label, **line, **point_marker(len(steps), most=20))
-    if is_averaged:
+    elif not has_average:
+        draw_band(panels[0], Band(trial.returns.positions, trial.returns.mean, None), label, 0)
+    if has_average:
+        steps, full = (
+            trial.returns.positions,
+            trial.window - 1,
+        )  # earlier means are over fewer records than the label says
+        panels[-1].plot(steps, trial.returns.mean, color=color(0), lw=0.8, alpha=0.35, label=label)
         label = f"moving average of {trial.window:,} records"
         marker = point_marker(len(steps) - full, most=1)
         panels[-1].plot(steps[full:], trial.average[full:], color=color(1), lw=1.8, label=label, **marker)
+    panels[0].set_title(trial.run)
     panels[-1].set_xlabel(X_LABELS[trial.x])
     for axes in panels:
         count_in_thousands(axes)

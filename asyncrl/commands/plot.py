@@ -143,7 +143,9 @@ class _Plot(Command[Options]):
             )
         if (name := arguments[0]) not in _FIGURES:
             hint = nearest_hint(name, _FIGURES)
-            raise UsageError(f"There is no command or run {name!r}: the first argument is a run or one of {names}{hint}.")
+            raise UsageError(
+                f"There is no command or run {name!r}: the first argument is a run or one of {names}{hint}."
+            )
         return option_flags(Options, _FIGURES[name].flags)
 
     def read(self, arguments: Sequence[str]) -> Options:
@@ -205,7 +207,9 @@ def _draw(options: Options, say: Say) -> dict[str, Any]:
     if options.command == "compare":
         comparison = figures.compare(runs, options.x, options.metric, options.group, options.smooth)
         if len(envs := figures.environments(runs)) > 1:
-            say(f"warning: The runs are in different environments, so their returns differ in scale: {', '.join(envs)}.")
+            say(
+                f"warning: The runs are in different environments, so their returns differ in scale: {', '.join(envs)}."
+            )
         for line in comparison.summary():
             say(line)
         file = _write(options, runs[0], partial(drawing.draw_comparison, comparison), say)

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-
 _REPORT_EVERY_S = 1.0
 _SHORTEST_INTERVAL_S = 0.1
 _INTERVAL_SHARE = 0.01

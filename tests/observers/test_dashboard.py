@@ -31,9 +31,7 @@ from asyncrl.observers.progress import ProgressBar, choose_mode
 from asyncrl.observers.reports import Phase
 from asyncrl.observers.status import Record, Status
 
-STATUS = Status(
-    env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_line=True
-)
+STATUS = Status(env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_line=True)
 SCALARS = {
     "rollout/ep_rew_mean": 123.4,
     "rollout/ep_len_mean": 88.0,

@@ -1,7 +1,6 @@
 import dataclasses
 import itertools
 import json
-import math
 import struct
 import time
 from dataclasses import MISSING
@@ -144,13 +143,14 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     assert "perf/rollout_busy" not in run.records[1]
 
 
-def trained(run, until_s, every_s, first_steps=0):
+_TURN_S = 1 / 16
+
+
+def trained(run, until_s, every_s):
     """Lets a run train a dataset of 100 steps every so many seconds; returns the times of the records."""
-    count = round(until_s / 0.05)
-    for tick in range(1, count + 1):
-        done = int(tick * 0.05 / every_s + 1e-9)
-        is_new = done > int((tick - 1) * 0.05 / every_s + 1e-9)
-        run.at(tick * 0.05, *([learner(first_steps + 100 * done)] if is_new else []))
+    for tick in range(1, round(until_s / _TURN_S) + 1):
+        is_new = tick * _TURN_S % every_s == 0
+        run.at(tick * _TURN_S, *([learner(round(100 * tick * _TURN_S / every_s))] if is_new else []))
     return [record["time/time_elapsed"] for record in run.records]
 
 
@@ -161,13 +161,13 @@ def test_a_short_run_has_a_record_for_each_dataset(tmp_path):
 
 def test_records_are_dense_at_the_beginning_and_five_seconds_apart_later(tmp_path):
     run = Run(tmp_path, report_every_s=None)
-    times = trained(run, until_s=700.0, every_s=0.05)
-    assert sum(time <= 10.0 for time in times) == pytest.approx(70, abs=3), "a record every 0.1 s"
-    assert sum(10.0 < time <= 60.0 for time in times) == pytest.approx(100 * math.log(6), rel=0.1)
-    gaps = [later - time for time, later in itertools.pairwise(times)]
-    assert all(gap == pytest.approx(max(0.1, min(5.0, 0.01 * later)), abs=0.06) for gap, later in zip(gaps, times[1:]))
-    assert len(run.progress.records) == 140, "lines of progress keep their interval"
-    assert run.records[-1]["time/fps"] == pytest.approx(2000.0)
+    times = trained(run, until_s=550.0, every_s=_TURN_S)
+    for before, later in itertools.pairwise(times):
+        interval_s = max(0.1, min(5.0, 0.01 * later))
+        assert interval_s <= later - before < interval_s + _TURN_S, "at the first turn after it"
+    assert 50 < sum(at_s <= 10.0 for at_s in times) <= 70
+    assert len(run.progress.records) == 110, "progress lines keep their interval"
+    assert run.records[-1]["time/fps"] == pytest.approx(100 / _TURN_S)
 
 
 def test_without_a_new_dataset_a_record_comes_after_five_seconds(tmp_path):
@@ -182,8 +182,7 @@ def test_a_resumed_run_counts_its_earlier_time_and_a_given_interval_is_kept(tmp_
     given = Run(tmp_path / "b", report_every_s=2.0)
     for run, every_s in ((resumed, 5.0), (given, 2.0)):
         run.folder.path.mkdir()
-        times = trained(run, until_s=20.0, every_s=0.05)
-        assert len(times) == pytest.approx(20.0 / every_s, abs=1)
+        assert len(trained(run, until_s=20.0, every_s=_TURN_S)) == 20.0 / every_s
 
 
 def test_the_speed_in_a_record_is_that_of_the_last_seconds(tmp_path):
@@ -192,7 +191,7 @@ def test_the_speed_in_a_record_is_that_of_the_last_seconds(tmp_path):
         num_done = fifth if fifth % 2 else fifth - 1
         run.at(fifth / 5, learner(200 * num_done))
     speeds = [record["time/fps"] for record in run.records if record["time/time_elapsed"] > 8.0]
-    assert len(speeds) > 50 and speeds == pytest.approx([1000.0] * len(speeds), rel=0.1)
+    assert len(speeds) > 30 and speeds == pytest.approx([1000.0] * len(speeds), rel=0.1)
 
 
 def test_cores_in_use_are_processor_time_over_the_time_since_the_record_before(run):
