@@ -283,11 +283,15 @@ class Monitor:
             self._show_status(now, is_line=is_line_due)
 
     def _is_record_due(self, now: float) -> bool:
-        """Whether the interval of the user has passed, or a dataset was trained and `interval_s` has passed."""
+        """Whether the user's interval has passed; without one, whether a dataset was trained and `interval_s` has.
+
+        The time so far begins with the first environment step: a slow start must not make a short run's curve coarse.
+        """
         passed_s = now - self._record_at
         if self._config.report_every_s is not None or self._env_steps == self._recorded_steps:
             return passed_s >= self._line_every_s
-        elapsed_s = now - self._started_at + self._before.elapsed_s
+        began = self._started_at if self._first_step_at is None else self._first_step_at
+        elapsed_s = now - began + self._before.elapsed_s
         return passed_s >= interval_s(elapsed_s, self._line_every_s)
 
     def take_new_bests(self) -> dict[int, float]:

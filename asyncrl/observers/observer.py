@@ -171,8 +171,8 @@ class Run:
         is_stopping: whether an observer has stopped the run or has raised an exception.
         failure: error with which the run ends because an observer raised; the exception is its cause.
         pruning: `optuna.TrialPruned` that an observer raised: the run stops, and `Trainer.run` raises it.
-        phase_shares: share of each role's time that it spent in each phase, by role and phase, over the last seconds, as
-            many as between two progress lines.
+        phase_shares: share of each role's time that it spent in each phase, by role and phase, between the last
+            two progress lines.
         draws_on_terminal: whether an observer draws there, so that messages must go through `say`.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest message to environments, pickled.
