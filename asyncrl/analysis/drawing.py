@@ -99,7 +99,7 @@ def draw_trial(trial: Trial, path: Path) -> None:
             trial.returns.positions,
             trial.window - 1,
         )  # earlier means are over fewer records than the label says
-        panels[-1].plot(steps, trial.returns.mean, color=color(0), lw=0.8, alpha=0.35, label=label)
+        panels[-1].plot(steps, trial.returns.mean, color=color(0), lw=1.2, alpha=0.5, label=label)
         label = f"moving average of {trial.window:,} records"
         marker = point_marker(len(steps) - full, most=1)
         panels[-1].plot(steps[full:], trial.average[full:], color=color(1), lw=1.8, label=label, **marker)

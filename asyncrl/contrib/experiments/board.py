@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LINES_EVERY_S = 30.0
 _HEADER = ("run", "state", "steps", "done", "steps/s", "train\nreturn", "eval\nreturn")
 _FEWEST_ROWS = 3
-_OTHER_COLUMNS = 58
+_OTHER_COLUMNS = 56
 _FEWEST_LETTERS = 20
 
 
