@@ -57,7 +57,7 @@ def draw(folder: Path, path: Path, width: int = 120, height: int = 36) -> None:
         record = Record(scalars.pop("env_steps"), scalars)
         fps, target = scalars.get("time/fps"), run.config.train_for_env_steps
         if fps is not None:
-            status = Status(record.env_steps, target, scalars["time/time_elapsed"], fps, is_of_record=True)
+            status = Status(record.env_steps, target, scalars["time/time_elapsed"], fps, is_line=True)
             board.add_status(dataclasses.replace(status, remaining_s=(target - record.env_steps) / fps))
             usage.in_use = scalars["perf/cores_in_use"]
             shares = {

@@ -202,7 +202,7 @@ class Showcase:
             if (RunFolder(Path(run)).read_config()).backend == "hogwild":
                 plot(["trial", run, "--x=per_worker_steps"])
         if len(drawn) > 1:
-            for axis in ("total_steps", "wall_time"):
+            for axis in ("env_steps", "wall_time"):
                 plot(["compare", *drawn, f"--x={axis}", f"--out={self._folder / f'returns_over_{axis}.png'}"])
         header = ["system", "minutes", "frames", "frames a second", "return of the last 100 episodes", "largest such"]
         text = table(header, rows)

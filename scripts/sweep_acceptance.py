@@ -53,7 +53,7 @@ def kill_in_the_middle(options: argparse.Namespace) -> dict[str, int]:
     num_ended = 0
     for line in process.stdout:
         print(line, end="", flush=True)
-        num_ended += "steps_to_threshold" in line or ": pruned" in line
+        num_ended += "steps to threshold" in line or ": pruned" in line
         if num_ended >= options.num_trials // 2:
             break
     children = psutil.Process(process.pid).children(recursive=True)

@@ -127,7 +127,7 @@ def measure_ranks(options: argparse.Namespace) -> int:
         )
         code = 0 if options.table else benchmark(asked)
         runs = [str(path) for path in sorted((output / "runs").glob("learning_*"))]
-        for axis in ("per_rank_steps", "total_steps", "processor_time", "wall_time"):
+        for axis in ("per_rank_steps", "env_steps", "processor_time", "wall_time"):
             file = f"--out={output / f'returns_over_{axis}.png'}"
             code = code or plot(["compare", *runs, f"--x={axis}", f"--smooth={options.smooth}", file])
         code = code or plot(["speedup", *runs, f"--out={output / 'speedup.png'}"])

@@ -130,18 +130,17 @@ MISTAKES = {
         ("--num_workers=0", "expected whole numbers greater than 0 or auto, one"),
     ],
     "plot": [
-        ("", "No command was given: the first argument is one of trial, compare, speedup"),
-        ("trail run", "There is no command 'trail'"),
+        ("", "No run was given: the first argument is a run or one of trial, compare, speedup"),
+        ("trail run", "There is no command or run 'trail'"),
         ("trial", "No run was given: trial needs at least one"),
         ("trial rum", "There is no run "),
-        ("compare run", "--x is required: choose the horizontal axis."),
-        ("compare run run --x=total_steps", "is given twice: name each run once."),
-        ("compare run --x=total_steps --metric=eval", "Run run has recorded no evaluation"),
+        ("compare run run --x=env_steps", "is given twice: name each run once."),
+        ("compare run --x=env_steps --metric=eval", "Run run has recorded no evaluation"),
         ("compare run --x=wall_time", "Run run has recorded no time/time_elapsed"),
         ("trial empty", "give the folder of a run that has trained."),
         ("trial run --window=2", "--window=2 is more than the 1 records of run"),
         ("speedup run elsewhere/moved", "The number of workers of run is unknown: "),
-        ("compare run --x=steps", "--x=steps is not possible: expected per_worker_steps, "),
+        ("compare run --x=steps", "--x=steps is not possible: expected env_steps, per_worker_steps, "),
     ],
 }
 """By what the command line begins with: its other flags, what is said, and in how many errors if not in one."""

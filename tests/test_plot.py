@@ -6,6 +6,10 @@ import pytest
 import yaml
 from plotted_runs import assert_is_drawn, call, numbers, steady, write_run
 
+from asyncrl.analysis import drawing
+from asyncrl.analysis.figures import make_trial
+from asyncrl.analysis.records import read_runs
+
 
 def test_a_trial_has_mean_and_deviation_over_workers_and_their_moving_average(tmp_path, capsys):
     path = steady(tmp_path, "run", 3, 100, 1000)
@@ -30,7 +34,7 @@ def test_a_trial_is_drawn_over_the_steps_that_each_worker_has_made(tmp_path, cap
     assert (trial["x"], trial["env_steps"][0], trial["env_steps"][-1]) == ("per_worker_steps", 30.0, 100.0)
     assert trial["mean"] == pytest.approx([step / 10 for step in trial["env_steps"]])  # both are at their steps / 10
     assert trial["std"] == pytest.approx([0.0] * len(trial["env_steps"]))
-    assert_is_drawn(path / "plots" / "trial.png", num_colors=2)
+    assert_is_drawn(path / "plots" / "trial.png", num_colors=1)
     for axis in ("wall_time", "per_rank_steps"):
         code, _, err = call(capsys, "trial", path, f"--x={axis}")
         assert (code, f"--x={axis} is not possible for the trial of run" in err) == (2, True)
@@ -48,7 +52,45 @@ def test_each_run_gets_its_figure_and_one_without_worker_curves_says_so(tmp_path
         f"wrote {old}/plots/trial.png",
         "old has no curves of single workers: the figure shows the mean over all of them, without a band.",
     ]
-    assert_is_drawn(old / "plots" / "trial.png", num_colors=2)
+    assert_is_drawn(old / "plots" / "trial.png", num_colors=1)
+
+
+def test_one_panel_shows_only_what_is_drawn_where_there_is_no_band(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(drawing, "save", lambda figure, path: figures.append(figure))
+    records = [{"env_steps": n, "rollout/ep_rew_mean": n} for n in range(1, 31)]
+    one = read_runs([steady(tmp_path, "one", 1, 100, 1000)], print)[0]
+    long = read_runs([write_run(tmp_path, "long", records)], print)[0]
+    two = read_runs([steady(tmp_path, "two", 2, 100, 1000)], print)[0]
+    for run, window in ((one, None), (long, 30), (two, None), (two, 4)):
+        drawing.draw_trial(make_trial(run, window), tmp_path / "trial.png")
+    labels = [[text.get_text() for text in axes.get_legend().get_texts()] for each in figures for axes in each.axes]
+    assert labels == [
+        ["mean of 1 worker"],
+        ["mean over the last 100 episodes of all workers", "moving average of 30 records"],
+        ["mean of 2 workers", "one standard deviation over workers"],
+        ["mean of 2 workers", "one standard deviation over workers"],
+        ["mean of 2 workers", "moving average of 4 records"],
+    ]
+    assert figures[1].axes[0].lines[1].get_marker() == "o", "an average of all records is one point"
+
+
+def test_a_run_alone_is_a_trial_and_steps_are_the_axis_of_a_comparison(tmp_path, capsys):
+    path = steady(tmp_path, "run", 2, 100, 1000)
+    assert numbers(capsys, path) == numbers(capsys, "trial", path)
+    compared = numbers(capsys, "compare", path)
+    assert compared["x"] == "env_steps"
+    for axis in ("env_steps", "total_steps"):
+        assert numbers(capsys, "compare", path, f"--x={axis}") == compared
+
+
+def test_a_comparison_of_two_environments_is_warned_of(tmp_path, capsys):
+    runs = [write_run(tmp_path, env, [{"env_steps": 1, "rollout/ep_rew_mean": 1}], env=env) for env in ("A-v0", "B-v0")]
+    out = call(capsys, "compare", *runs)[1]
+    assert out.splitlines()[0] == (
+        "warning: The runs are in different environments, so their returns differ in scale: A-v0, B-v0."
+    )
+    assert "warning" not in call(capsys, "compare", runs[0])[1]
 
 
 def test_a_figure_that_takes_the_place_of_another_says_so(tmp_path, capsys):
@@ -121,7 +163,7 @@ def test_ranks_are_drawn_and_compared_like_workers(tmp_path, capsys):
     assert trial["std"] == pytest.approx([5.0] * 10)
     (of_each,) = numbers(capsys, "trial", two, "--x=per_rank_steps")["trials"]
     assert (of_each["env_steps"][-1], of_each["mean"]) == (500.0, trial["mean"])
-    assert_is_drawn(two / "plots" / "trial.png", num_colors=2)
+    assert_is_drawn(two / "plots" / "trial.png", num_colors=1)
     groups = numbers(capsys, "compare", one, two, "--x=per_rank_steps")["groups"]
     assert [group["x"][-1] for group in groups] == [1000.0, 500.0]
     groups = numbers(capsys, "compare", one, two, "--x=per_worker_steps")["groups"]
@@ -145,7 +187,7 @@ def test_ranks_are_drawn_and_compared_like_workers(tmp_path, capsys):
         (("trial", "{other}"), "other has recorded no return yet"),
         (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "Cannot write"),
         (
-            ("compare", "{run}", "--x=total_steps", "--group=("),
+            ("compare", "{run}", "--x=env_steps", "--group=("),
             "--group=( is not possible: expected a regular expression.",
         ),
         (("speedup", "{run}", "--window=3"), "There is no flag --window"),
@@ -166,12 +208,12 @@ def test_runs_without_records_are_left_out_with_a_line_each_unless_no_other_is_g
     run, empty = steady(tmp_path, "run", 1, 100, 1000), write_run(tmp_path, "empty", [])
     (tmp_path / "notes.txt").write_text("")
     others = [empty, tmp_path, tmp_path / "notes.txt"]
-    code, out, err = call(capsys, "compare", run, *others, "--x=total_steps")
+    code, out, err = call(capsys, "compare", run, *others, "--x=env_steps")
     assert (code, err) == (0, "")
     left_out = [line for line in out.splitlines() if line.startswith("left out: ")]
     assert [path for path, line in zip(others, left_out, strict=True) if str(path) not in line] == []
     assert (run / "plots" / "compare.png").exists()
-    code, out, err = call(capsys, "compare", *others, "--x=total_steps")
+    code, out, err = call(capsys, "compare", *others, "--x=env_steps")
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 3 and all(line.startswith("error: ") for line in err.splitlines())
 
@@ -191,21 +233,21 @@ def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
         assert f"\n  asyncrl plot {command} train_dir/" in out
     of_trial, of_compare = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
     assert of_trial == of_compare
-    assert of_compare.startswith("horizontal axis: ") and "compare has no default" in of_compare
+    assert of_compare.startswith("horizontal axis: ") and of_compare.endswith("[default env_steps]")
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")])
 def test_the_name_of_the_file_chooses_the_format(tmp_path, capsys, suffix, beginning):
     path = steady(tmp_path, "run", 2, 100, 1000)
     out = tmp_path / f"figure.{suffix}"
-    assert call(capsys, "compare", path, "--x=total_steps", f"--out={out}")[0] == 0
+    assert call(capsys, "compare", path, "--x=env_steps", f"--out={out}")[0] == 0
     assert out.read_bytes().startswith(beginning)
 
 
 def test_a_comparison_has_the_environment_and_the_number_of_runs_as_its_title(tmp_path, capsys):
     runs = [steady(tmp_path, f"a_seed{seed}", 2, 100, 1000) for seed in (0, 1)]
     out = tmp_path / "figure.svg"
-    result = numbers(capsys, "compare", *runs, "--x=total_steps", f"--out={out}")
+    result = numbers(capsys, "compare", *runs, "--x=env_steps", f"--out={out}")
     assert result["env"] == "Walker-v9"
     assert "<!-- Walker-v9: 2 runs -->" in out.read_text()
 

@@ -21,7 +21,7 @@ _STYLES = ("solid", "dashed", "dotted", "dashdot")
 X_LABELS: dict[XAxis, str] = {
     "per_worker_steps": "environment steps of each worker",
     "per_rank_steps": "environment steps of each rank",
-    "total_steps": "environment steps of all workers",
+    "env_steps": "environment steps of all workers",
     "processor_time": "processor time of rollout, inference and learner processes",
     "wall_time": "time since the start",
 }
@@ -84,20 +84,28 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
-    """Draws mean and standard deviation over workers or ranks in the upper panel, the moving average in the lower."""
-    figure = new_figure(8.0, 7.0)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    count = len(trial.members)
-    label = f"mean of {trial.num_averaged}" if count else "mean over the last 100 episodes of all workers"
-    draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
-    upper.set_title(trial.run)
-    steps, average = trial.returns.positions, trial.average
-    lower.plot(steps, trial.returns.mean, color=color(0), lw=0.8, alpha=0.35, label=label if count else "mean")
-    full = trial.window - 1  # earlier means are over fewer records than the label says
-    label = f"moving average of {trial.window:,} records" if trial.window > 1 else "each record (too few to average)"
-    lower.plot(steps[full:], average[full:], color=color(1), lw=1.8, label=label, **point_marker(len(steps), most=1))
-    lower.set_xlabel(X_LABELS[trial.x])
-    for axes in (upper, lower):
+    """Draws the returns of a run and their moving average; a band over workers or ranks has a separate panel above."""
+    has_band, has_average = len(trial.members) > 1, trial.window > 1
+    num_panels = 2 if has_band and has_average else 1
+    figure = new_figure(8.0, 1.5 + 2.75 * num_panels)
+    panels = list(figure.subplots(num_panels, 1, sharex=True, squeeze=False).flat)
+    label = f"mean of {trial.num_averaged}" if trial.members else "mean over the last 100 episodes of all workers"
+    if has_band:
+        draw_band(panels[0], trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
+    elif not has_average:
+        draw_band(panels[0], Band(trial.returns.positions, trial.returns.mean, None), label, 0)
+    if has_average:
+        steps, full = (
+            trial.returns.positions,
+            trial.window - 1,
+        )  # earlier means are over fewer records than the label says
+        panels[-1].plot(steps, trial.returns.mean, color=color(0), lw=1.2, alpha=0.5, label=label)
+        label = f"moving average of {trial.window:,} records"
+        marker = point_marker(len(steps) - full, most=1)
+        panels[-1].plot(steps[full:], trial.average[full:], color=color(1), lw=1.8, label=label, **marker)
+    panels[0].set_title(trial.run)
+    panels[-1].set_xlabel(X_LABELS[trial.x])
+    for axes in panels:
         count_in_thousands(axes)
         axes.set_ylabel(_Y_LABELS["train"])
         finish(axes)

@@ -1,4 +1,4 @@
-"""The figures of `python -m asyncrl.plot` as numbers: one run (trial), several runs (comparison), and speed-up.
+"""The figures of `asyncrl plot` as numbers: one run (trial), several runs (comparison), and speed-up.
 
 Trial: each worker or rank has a mean return over its last 100 episodes, and all count the same in the mean over them.
 So that mean differs from the return in the progress line, which is over the last 100 episodes of all workers together:
@@ -21,7 +21,7 @@ from asyncrl.analysis.records import CORES, ELAPSED, EVAL_RETURN, TRAIN_RETURN, 
 from asyncrl.config.errors import UsageError
 from asyncrl.observers.reports import EPISODE_WINDOW
 
-XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "processor_time", "wall_time"]
+XAxis = Literal["env_steps", "per_worker_steps", "per_rank_steps", "processor_time", "wall_time"]
 TIMES: tuple[XAxis, ...] = ("wall_time", "processor_time")
 """Axes in seconds."""
 Metric = Literal["train", "eval"]
@@ -52,7 +52,7 @@ class Trial:
     returns: Band
     window: int
     average: Array
-    x: XAxis = "total_steps"
+    x: XAxis = "env_steps"
 
     @property
     def num_averaged(self) -> str:
@@ -76,7 +76,7 @@ class Trial:
         }
 
 
-def make_trial(run: Run, window: int | None, x: XAxis = "total_steps") -> Trial:
+def make_trial(run: Run, window: int | None, x: XAxis = "env_steps") -> Trial:
     """Computes the trial of a run.
 
     Args:
@@ -90,8 +90,8 @@ def make_trial(run: Run, window: int | None, x: XAxis = "total_steps") -> Trial:
     """
     of_each: XAxis = "per_rank_steps" if run.unit == "rank" else "per_worker_steps"
     members, own = run.returns_by_unit(over_own_steps=x == of_each), run.curve(TRAIN_RETURN)
-    if x not in ("total_steps", of_each) or (x == of_each and not members):
-        axes = "--x=total_steps" + (f" or --x={of_each}" if members else "")
+    if x not in ("env_steps", of_each) or (x == of_each and not members):
+        axes = "--x=env_steps" + (f" or --x={of_each}" if members else "")
         raise UsageError(f"--x={x} is not possible for the trial of {run.name}: its curves give {axes}.")
     if not members and len(own) == 0:
         raise UsageError(f"Run {run.name} has recorded no return yet: wait until an episode has ended.")
@@ -210,8 +210,12 @@ def compare(
                 "Choose other runs or another --group."
             )
         groups.append(Group(name, members, curves, band))
-    envs = dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
-    return Comparison(", ".join(envs), x, metric, tuple(groups))
+    return Comparison(", ".join(environments(runs)), x, metric, tuple(groups))
+
+
+def environments(runs: Iterable[Run]) -> list[str]:
+    """Returns the environments of the runs, each once, in the order of the runs."""
+    return list(dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config))
 
 
 def smoothed(name: str, curve: Curve, num_records: int) -> Curve:
@@ -274,12 +278,12 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
         elapsed = run.elapsed() if x == "wall_time" else run.processor_time()
         if len(elapsed) == 0:
             recorded = ELAPSED if x == "wall_time" else CORES
-            raise UsageError(f"Run {run.name} has recorded no {recorded}: choose --x=total_steps.")
+            raise UsageError(f"Run {run.name} has recorded no {recorded}: choose --x=env_steps.")
         seconds = np.interp(curve.positions, elapsed.positions, elapsed.values)
         # All points before the first record have its time, and all after the last: the last such point is kept.
         return make_curve(zip(seconds.tolist(), curve.values.tolist(), strict=True))
     units: dict[XAxis, Unit] = {"per_worker_steps": "worker", "per_rank_steps": "rank"}
-    divisor = run.count(units[x], "Choose --x=total_steps.") if x in units else 1
+    divisor = run.count(units[x], "Choose --x=env_steps.") if x in units else 1
     return Curve(curve.positions / divisor, curve.values)
 
 

@@ -1,4 +1,4 @@
-"""Plots of features: commands of `python -m asyncrl.plot`, whose figures are charts of a report, too."""
+"""Plots of features: commands of `asyncrl plot`, whose figures are charts of a report, too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plot:
 
     Attributes:
         description: what it draws, for --help.
-        example: its words after `python -m asyncrl.plot`.
+        example: its words after `asyncrl plot`.
         caption: its name in a report.
         read: reads the runs of one figure; raises UsageError if a run has not recorded what is drawn.
         group_of: the group of a run, None for a run without one. The runs of a group are in one figure; the command

@@ -25,7 +25,7 @@ TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
 STEPS, ELAPSED, CORES = "env_steps", "time/time_elapsed", "perf/cores_in_use"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
-_FIRST_RECORDS = 3
+_FIRST_RECORDS, _FIRST_S = 3, 5.0
 
 # Settings that may differ between runs of one experiment.
 _MAY_DIFFER = {"seed", "train_for_env_steps", *OF_ONE_START}
@@ -143,8 +143,10 @@ class Run:
     def lasting_units(self) -> set[int]:
         """Returns the ranks or workers of the whole run: those that no resume has added or left out."""
         if self.other_ranks:
-            # Ranks that start together write their first records at about the same step.
-            together = self.records[:_FIRST_RECORDS][-1][STEPS]
+            # Ranks that start together write their first records at about the same time and step.
+            elapsed = self.elapsed()
+            early = elapsed.positions[elapsed.values <= elapsed.values[:1] + _FIRST_S]
+            together = max([self.records[:_FIRST_RECORDS][-1][STEPS], *early])
             begins = {rank: records[0][STEPS] for rank, records in enumerate(self.other_ranks, start=1) if records}
             return {0, *(rank for rank, begin in begins.items() if begin <= together)}
         return set(self._workers()).intersection(*(workers for _, workers in self._workers_of_records()))

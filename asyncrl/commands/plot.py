@@ -1,9 +1,9 @@
-"""`python -m asyncrl.plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks.
+"""`asyncrl plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks.
 
-    python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
-    python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|processor_time|wall_time
+    asyncrl plot [trial] RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
+    asyncrl plot compare RUN... [--x=env_steps|per_worker_steps|per_rank_steps|processor_time|wall_time]
         [--metric=eval] [--smooth=10]
-    python -m asyncrl.plot speedup RUN...
+    asyncrl plot speedup RUN...
 
 Features have more commands (`PLOTS` of `asyncrl.config.hooks`); --help shows all. RUN is a run's folder or its name in
 train_dir. Only its plots/ folder is written to.
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveInt
 
 from asyncrl.analysis import drawing, figures
 from asyncrl.analysis.figures import Metric, XAxis
@@ -38,6 +38,7 @@ from asyncrl.config.flags import (
     option_flags,
 )
 from asyncrl.config.value_types import GivenPath
+from asyncrl.storage.locating import locate
 
 Say = Callable[[str], None]
 _AXES = get_args(XAxis)
@@ -54,8 +55,8 @@ class _Figure:
 
 _FIGURES: dict[str, _Figure] = {
     "trial": _Figure(
-        "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
-        "standard deviation, and a moving average of the mean.",
+        "Draw each run in its own figure: its return with a moving average; for Hogwild and several ranks the mean "
+        "return over workers or ranks with a band of one standard deviation. The word trial can be left out.",
         "trial train_dir/my_run",
         ("x", "window", "out", "json"),
         draws_each_run=True,
@@ -63,7 +64,7 @@ _FIGURES: dict[str, _Figure] = {
     "compare": _Figure(
         "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
         "and a band of one standard deviation.",
-        "compare train_dir/a_seed* train_dir/b_seed* --x=total_steps",
+        "compare train_dir/a_seed* train_dir/b_seed*",
         ("x", "metric", "group", "smooth", "out", "json"),
     ),
     "speedup": _Figure(
@@ -88,12 +89,11 @@ class Options(BaseModel):
     window: PositiveInt | None = option(
         None, "records in the moving average [default a tenth of the records, at most 100]"
     )
-    x: XAxis = option(
-        "total_steps",
-        "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided by the number of "
-        "workers or ranks; in a trial those that each worker has made), processor_time (of rollout, inference and "
-        "learner processes) or wall_time, since the start. compare has no default; trial has total_steps, and takes no "
-        "times",
+    x: Annotated[XAxis, BeforeValidator(lambda axis: "env_steps" if axis == "total_steps" else axis)] = option(
+        "env_steps",
+        "horizontal axis: env_steps, per_worker_steps or per_rank_steps (env_steps divided by the number of workers or "
+        "ranks; in a trial those that each worker has made), processor_time (of rollout, inference and learner "
+        "processes) or wall_time, since the start; trial takes no times [default env_steps]",
         f"{', '.join(_AXES[:-1])} or {_AXES[-1]}",
     )
     metric: Metric = option("train", "train or eval: returns of training or of evaluations [default train]")
@@ -127,7 +127,7 @@ class _Plot(Command[Options]):
             return None
         width = help_width()
         about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
-        lines = ["usage: asyncrl plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
+        lines = ["usage: asyncrl plot [COMMAND] RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
         lines += format_examples([f"asyncrl plot {command.example}" for command in _FIGURES.values()])
         for name, command in _FIGURES.items():
             description = textwrap.wrap(command.description, width - 2, break_on_hyphens=False)
@@ -139,20 +139,23 @@ class _Plot(Command[Options]):
         names = ", ".join(_FIGURES)
         if not arguments:
             raise UsageError(
-                f"No command was given: the first argument is one of {names}; --help shows an example of each."
+                f"No run was given: the first argument is a run or one of {names}; --help shows an example of each."
             )
         if (name := arguments[0]) not in _FIGURES:
             hint = nearest_hint(name, _FIGURES)
-            raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
+            raise UsageError(
+                f"There is no command or run {name!r}: the first argument is a run or one of {names}{hint}."
+            )
         return option_flags(Options, _FIGURES[name].flags)
+
+    def read(self, arguments: Sequence[str]) -> Options:
+        is_run = bool(arguments) and arguments[0] not in _FIGURES and locate(Path(arguments[0])).exists()
+        return super().read(["trial", *arguments] if is_run else arguments)
 
     def problems(self, given: Mapping[str, Any], options: Options | None) -> Iterator[str]:
         name, *runs = given["words"]
         if not runs:
             yield f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir."
-        if name == "compare" and "x" not in given:
-            axes = ", ".join(f"--x={axis}" for axis in _AXES)
-            yield f"--x is required: choose the horizontal axis. Would pass: {axes}."
         if options is None or options.out is None:
             return
         if options.out.suffix.lower() not in drawing.FORMATS:
@@ -203,6 +206,10 @@ def _draw(options: Options, say: Say) -> dict[str, Any]:
         return {"runs": [{**figure.to_json(), "file": file} for figure, file in zip(found, files, strict=True)]}
     if options.command == "compare":
         comparison = figures.compare(runs, options.x, options.metric, options.group, options.smooth)
+        if len(envs := figures.environments(runs)) > 1:
+            say(
+                f"warning: The runs are in different environments, so their returns differ in scale: {', '.join(envs)}."
+            )
         for line in comparison.summary():
             say(line)
         file = _write(options, runs[0], partial(drawing.draw_comparison, comparison), say)

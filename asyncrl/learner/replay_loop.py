@@ -33,7 +33,7 @@ from asyncrl.observers.reports import (
 from asyncrl.storage.checkpoint import SavedReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
-_REPORT_EVERY_S = 0.25
+_REPORT_EVERY_S = 0.1
 
 
 class ReplayLoop:
@@ -85,6 +85,7 @@ class ReplayLoop:
             most_env_steps = config.train_for_env_steps - first_env_steps
         self._stop_at = self._steps_before + most_env_steps  # as the stripes count
         self._unreported: list[UpdateMetrics] = []
+        self._phases.restart()  # as the first report may be a tenth of a second later
         self._report_started = time.monotonic()
         learner.set_exploration(max(first_env_steps, control.steps_by_time))
         self._publish()

@@ -92,7 +92,7 @@ class Board:
 
     def add_status(self, status: Status) -> None:
         self._status = status
-        if status.fps is not None and status.is_of_record:
+        if status.fps is not None and status.is_line:
             self._speeds.append(status.fps)
 
     def add_record(self, record: Record) -> None:

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,12 +37,14 @@ from asyncrl.observers.reports import (
     Report,
     RolloutReport,
     VideoReport,
+    interval_s,
 )
 from asyncrl.observers.status import Record, Status
 from asyncrl.observers.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.storage.run_folder import RunFolder, shown_path, write_text_atomically
 
 _STATUS_EVERY_S = 0.25
+_LINE_EVERY_S = 5.0  # and the longest time between two records, if the user sets none
 _BEST_EVERY_S = 15.0
 _LONG_UPDATE_S = 2.0
 _SHORTEST_S = 0.1  # between reports of datasets, for a speed: those of small datasets arrive several at once
@@ -159,19 +162,21 @@ class Monitor:
         num_curves = self._plan.num_workers if mode_of(self._plan).trains_in_workers else 0
         worker_steps = _padded(self._before.worker_env_steps, num_curves, 0)
         self._workers = [EpisodeStatistics(env_steps) for env_steps in worker_steps]
-        # Sums since the last record, and sums of the run up to that record.
-        self._interval, self._totals = Interval(), Interval()
+        # Sums since the last record; up to that record, sums since the last line and sums of the run.
+        self._interval, self._since_line, self._totals = Interval(), Interval(), Interval()
         self._num_env_failures = self._num_not_finite = self._num_dropped = self._num_skipped_steps = 0
         self._num_failed_saves = 0
         self.num_restarts = restarts
-        # (time, env_steps) at the end of the first dataset, of the last one before the last record, of the last one.
+        # (time, env_steps) at the end of the first dataset and of the last one.
         # A dataset is trained at once, so steps are reported once per dataset: speeds are measured from one end to
         # another. The speed of the run begins with the first end, so that it does not include the start-up.
         self._first_trained: tuple[float, int] | None = None
-        self._recorded_trained: tuple[float, int] | None = None
         self._last_trained: tuple[float, int] | None = None
+        # Times of the last records, with the last end before each. The speed in a record counts from the newest of them
+        # that is `_line_every_s` old: the records of a short run are too close to each other to measure a speed.
+        self._ends_at_records: deque[tuple[float, tuple[float, int]]] = deque()
         self._fps: float | None = None
-        self._env_steps = run.env_steps = run.start.env_steps
+        self._env_steps = self._recorded_steps = run.env_steps = run.start.env_steps
         # The newest values of what the status and the summary show.
         self._lag: LagMetrics | None = None
         self._evaluation: EvaluationReport | None = None
@@ -179,7 +184,8 @@ class Monitor:
         self._checkpoint: str | None = None
         self._first_step_at: float | None = None
         self._activity = Activity()
-        self._record_at = self._status_at = clock()
+        self._line_every_s = self._config.report_every_s or _LINE_EVERY_S
+        self._record_at = self._line_at = self._status_at = clock()
         self._cores_since = self._started_at
         self._is_finished = False
         self._has_warned_of_endless = False
@@ -253,12 +259,13 @@ class Monitor:
         self._env_steps = self._run.env_steps = max(self._env_steps, report.env_steps)
         if report.policy_idx == 0:  # between two datasets of the same policy
             self._last_trained = (self._clock(), self._env_steps)
-        if self._first_trained is None:
-            self._first_trained = self._recorded_trained = self._last_trained
+        if self._first_trained is None and self._last_trained is not None:
+            self._first_trained = self._last_trained
+            self._ends_at_records.append((self._clock(), self._first_trained))
         self._warn(report.notice)
 
     def tick(self, control: RunControl | None = None) -> None:
-        """Writes a record if `report_every_s` have passed, and updates the status about four times a second.
+        """Writes a record if it is due, and updates the status about four times a second.
 
         Args:
             control: the run's words in the arena, which are newer than the last reports; None before it has them.
@@ -266,16 +273,26 @@ class Monitor:
         now = self._clock()
         if self._first_step_at is None and control is not None:
             self._first_step_at = control.first_step_at
-        is_record_due = now - self._record_at >= self._config.report_every_s
-        if not is_record_due and now - self._status_at < _STATUS_EVERY_S:
-            return
-        self._status_at = now
-        if control is not None:
-            self._activity = control.activity
-        if is_record_due:
+        if self._is_record_due(now):
             self._record_at = now
             self._write_record(now)
-        self._show_status(now, is_of_record=is_record_due)
+        is_line_due = now - self._line_at >= self._line_every_s
+        if is_line_due or now - self._status_at >= _STATUS_EVERY_S:
+            if control is not None:
+                self._activity = control.activity
+            self._show_status(now, is_line=is_line_due)
+
+    def _is_record_due(self, now: float) -> bool:
+        """Whether the user's interval has passed; without one, whether a dataset was trained and `interval_s` has.
+
+        The time so far begins with the first environment step: a slow start must not make a short run's curve coarse.
+        """
+        passed_s = now - self._record_at
+        if self._config.report_every_s is not None or self._env_steps == self._recorded_steps:
+            return passed_s >= self._line_every_s
+        began = self._started_at if self._first_step_at is None else self._first_step_at
+        elapsed_s = now - began + self._before.elapsed_s
+        return passed_s >= interval_s(elapsed_s, self._line_every_s)
 
     def take_new_bests(self) -> dict[int, float]:
         """The policies that should now be saved as the best so far, and the mean returns of their last 100 episodes.
@@ -317,7 +334,7 @@ class Monitor:
         self._is_finished = True
         now = self._clock()
         self._write_record(now)
-        self._show_status(now, is_of_record=True)
+        self._show_status(now, is_line=True)
         learners, lag = self._learners, self._totals.lag
         lags: dict[str, Any] = (
             {} if lag is None else {f"lag_{name}": value for name, value in dataclasses.asdict(lag).items()}
@@ -406,7 +423,6 @@ class Monitor:
         if self._interval.is_empty:
             return
         learners = self._learners
-        self._run.phase_shares = self._interval.phase_shares()
         named: dict[str, float | None] = {
             **self._interval.scalars(with_phases=self._config.profile),
             **self._episodes.scalars(),
@@ -436,17 +452,27 @@ class Monitor:
         if self._plan.num_policies > 1:
             for idx, policy in enumerate(self._policies):
                 named |= {f"policy_{idx}/{name}": value for name, value in policy.pop_scalars().items()}
-        fps = _speed(self._recorded_trained, self._last_trained)
+        ends = self._ends_at_records
+        while len(ends) > 1 and now - ends[1][0] >= self._line_every_s:
+            ends.popleft()
+        fps = _speed(ends[0][1] if ends else None, self._last_trained)
         if fps is not None:  # without a dataset in the interval, the status keeps the last known speed
             self._fps = named["time/fps"] = fps
-        self._recorded_trained = self._last_trained
+        if self._last_trained is not None:
+            ends.append((now, self._last_trained))
+        self._since_line.merge(self._interval)
         self._totals.merge(self._interval)
-        self._interval, self._cores_since = Interval(), now
+        self._interval, self._cores_since, self._recorded_steps = Interval(), now, self._env_steps
         self._run.notify(Observer.on_metrics, named)
         scalars = {name: float(value) for name, value in named.items() if value is not None}
         self._run.notify(Observer.on_record, Record(self._env_steps, scalars))
 
-    def _show_status(self, now: float, is_of_record: bool) -> None:
+    def _show_status(self, now: float, is_line: bool) -> None:
+        self._status_at = now
+        if is_line:
+            self._line_at = now
+            self._run.phase_shares = self._since_line.phase_shares() or self._run.phase_shares
+            self._since_line = Interval()
         # The run ends at the nearer of two limits.
         remaining = []
         if fps := self._fps or _speed(self._first_trained, self._last_trained):
@@ -482,7 +508,7 @@ class Monitor:
             lag_max=None if self._lag is None else self._lag.max,
             remaining_s=min(remaining, default=None),
             activity=doing,
-            is_of_record=is_of_record,
+            is_line=is_line,
         )
         self._run.notify(Observer.on_status, status)
 

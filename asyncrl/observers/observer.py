@@ -72,10 +72,10 @@ class Observer:
         """Progress of the run; called about four times a second."""
 
     def on_record(self, run: Run, record: Record) -> None:
-        """A record of metrics, the same that `metrics.jsonl` gets: every `report_every_s`, and for each evaluation."""
+        """A record of metrics, the same that `metrics.jsonl` gets, or that of an evaluation."""
 
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
-        """A training episode has ended. Workers report about once a second, so episodes arrive in groups."""
+        """A training episode has ended. Workers report one to ten times a second, so episodes arrive in groups."""
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
         """An evaluation has ended."""
@@ -171,7 +171,8 @@ class Run:
         is_stopping: whether an observer has stopped the run or has raised an exception.
         failure: error with which the run ends because an observer raised; the exception is its cause.
         pruning: `optuna.TrialPruned` that an observer raised: the run stops, and `Trainer.run` raises it.
-        phase_shares: share of each role's time that it spent in each phase, by role and phase, of the last record.
+        phase_shares: share of each role's time that it spent in each phase, by role and phase, between the last
+            two progress lines.
         draws_on_terminal: whether an observer draws there, so that messages must go through `say`.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest message to environments, pickled.

@@ -38,7 +38,7 @@ class ProgressBar(Observer):
         dashboard: a table of the run's metrics, drawn again each second. The key d changes to the live line and back,
             the key ? to explanations of the metrics and back.
         live: one line at the bottom of the terminal, drawn again for each status. The key d changes to the dashboard.
-        lines: a line every `report_every_s`, for log files, pipes and CI.
+        lines: a line every 5 s, or every `report_every_s`, for log files, pipes and CI.
         quiet: messages only.
 
     In the background of a terminal (`&`, or Ctrl-Z and `bg`) lines replace dashboard and live line. If drawing fails,
@@ -78,7 +78,7 @@ class ProgressBar(Observer):
             self._board.add_record(record)
 
     def on_status(self, run: Run, status: Status) -> None:
-        """Draws dashboard or live line again, or prints a line if the status belongs to a record."""
+        """Draws dashboard or live line again, or prints a line if one is due."""
         if self._board is not None:
             self._board.add_status(status)
         if self._mode in _DRAWN and self._is_in_foreground(run):
@@ -88,7 +88,7 @@ class ProgressBar(Observer):
                 return
             except Exception as error:  # of the terminal or nvidia-smi: not worth the run
                 self._give_up(run, error)
-        if self._mode != "quiet" and status.is_of_record:
+        if self._mode != "quiet" and status.is_line:
             print_line(status.text, self._output(self._stream or sys.stdout))
 
     def on_message(self, run: Run, text: str) -> None:
@@ -183,7 +183,7 @@ class ProgressBar(Observer):
         shown: RenderableType = self._live_line(status, hint)
         if self._mode == "dashboard" and self._board is not None and has_room:
             now = time.monotonic()
-            if now - self._board_drawn_at < _BOARD_EVERY_S and not status.is_of_record:
+            if now - self._board_drawn_at < _BOARD_EVERY_S and not status.is_line:
                 return
             self._board_drawn_at = now
             shown = self._board.render(console.width - 1, console.height - 1, console.options.ascii_only)

@@ -1,7 +1,8 @@
-"""What each role measures: its time by phase, and the typed records that it sends to the runner about once a second.
+"""What each role measures: its time by phase, and the typed records that it sends to the runner.
 
-A record is for the time since the one before. The queue to the runner may drop it when the runner is slow. Counts that
-must be exact (steps, versions) are in the arena instead.
+A role sends one about ten times a second at first, and once a second later (`interval_s`). It is for the time since the
+one before. The queue to the runner may drop it when the runner is slow. Counts that must be exact (steps, versions) are
+in the arena instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
+
+_REPORT_EVERY_S = 1.0
+_SHORTEST_INTERVAL_S = 0.1
+_INTERVAL_SHARE = 0.04
+
+
+def interval_s(elapsed_s: float, longest_s: float) -> float:
+    """Seconds between two reports of a role, or two records of a run, after `elapsed_s` seconds.
+
+    They are 4 % of the elapsed time, so that a run of ten seconds has a curve of 60 points, and a long one
+    has few more than with `longest_s` alone. The shortest interval keeps the runner free.
+    """
+    return min(longest_s, max(_SHORTEST_INTERVAL_S, _INTERVAL_SHARE * elapsed_s))
+
+
+def is_report_due(last_at: float, started_at: float) -> bool:
+    """Whether a role should report; both times are those of the monotonic clock, its last report and its start."""
+    now = time.monotonic()
+    return now - last_at >= interval_s(now - started_at, _REPORT_EVERY_S)
 
 
 class Phase(enum.Enum):

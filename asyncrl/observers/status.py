@@ -34,7 +34,7 @@ class Status:
         lag_mean, lag_max: policy lag in versions.
         remaining_s: seconds until the run ends.
         activity: what the run is doing, if the numbers do not show it.
-        is_of_record: whether it belongs to a record: every `report_every_s` and at the end.
+        is_line: whether a log of the run should show it: every 5 s, or every `report_every_s`, and at the end.
     """
 
     env_steps: int
@@ -46,7 +46,7 @@ class Status:
     lag_max: int | None = None
     remaining_s: float | None = None
     activity: str | None = None
-    is_of_record: bool = False
+    is_line: bool = False
 
     @property
     def share(self) -> float:

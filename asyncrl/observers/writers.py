@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import csv
+import importlib
 import io
 import json
 import logging
 import math
+import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +22,8 @@ from asyncrl.observers.reports import EpisodeRecord
 from asyncrl.observers.status import Record
 from asyncrl.observers.summary import Summary
 from asyncrl.storage.run_folder import EPISODE_COLUMNS, has_broken_line
+
+_EVENT_FILES = "tensorboardX.event_file_writer"
 
 
 class RecordWriter(Observer, abc.ABC):
@@ -79,7 +85,10 @@ class JsonLines(RecordWriter):
 
 
 class TensorBoard(RecordWriter):
-    """Writes event files with tensorboardX, which the first record imports because that takes most of a second.
+    """Writes event files with tensorboardX.
+
+    The import of tensorboardX takes about a second. A thread makes it, as the runner must not miss the reports of the
+    first datasets; records wait for it.
 
     It uses tensorboardX's `EventsWriter` directly. `SummaryWriter` passes events through a bounded queue to a thread;
     if a full disk ends that thread, later records wait for it forever.
@@ -94,9 +103,19 @@ class TensorBoard(RecordWriter):
         elif self._folder.is_dir() and any(self._folder.iterdir()):  # it ended before its first checkpoint
             self._purged_from = 0
         self._events: Any = None
+        self._import: threading.Thread | None = None
+        self._waiting: list[tuple[float, Record]] = []  # with their times
         self.is_off = not run.config.with_tensorboard
 
     def write(self, record: Record) -> None:
+        self._waiting.append((time.time(), record))
+        if self._import is None and _EVENT_FILES not in sys.modules:
+            self._import = threading.Thread(target=_import_event_files, name="import of tensorboardX", daemon=True)
+            self._import.start()
+        if self._import is None or not self._import.is_alive():
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary as Scalars
 
@@ -108,14 +127,26 @@ class TensorBoard(RecordWriter):
             if self._purged_from is not None:
                 session = SessionLog(status=SessionLog.START)
                 self._events.write_event(Event(wall_time=time.time(), step=self._purged_from, session_log=session))
-        values = [Scalars.Value(tag=name, simple_value=value) for name, value in record.scalars.items()]
-        self._events.write_event(Event(wall_time=time.time(), step=record.env_steps, summary=Scalars(value=values)))
+        waiting, self._waiting = self._waiting, []
+        for wall_time, record in waiting:
+            values = [Scalars.Value(tag=name, simple_value=value) for name, value in record.scalars.items()]
+            self._events.write_event(Event(wall_time=wall_time, step=record.env_steps, summary=Scalars(value=values)))
         self._events.flush()
 
     def close(self) -> None:
+        if self._import is not None:
+            self._import.join()
+        if self._waiting:
+            self._write_waiting()
         if self._events is not None:
             self._events.close()
             self._events = None
+
+
+def _import_event_files() -> None:
+    """Imports the module, for the writer, which imports it again and raises what is wrong."""
+    with contextlib.suppress(Exception):
+        importlib.import_module(_EVENT_FILES)
 
 
 class EpisodesCsv(RecordWriter):
@@ -146,7 +177,7 @@ class EpisodesCsv(RecordWriter):
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
         if self.is_off:
             return
-        # Episodes arrive in groups about once a second: their times increase, so that sorting keeps their order.
+        # Episodes arrive in groups: their times increase, so that sorting keeps their order.
         self._last_t = max(time.time() - self._t_start, self._last_t + 1e-6)
         stats = episode.extra_stats
         if stats.keys() != self._names.keys() and not stats.keys() <= self._names.keys():

@@ -11,13 +11,13 @@ import torch
 
 from asyncrl.buffers.messages import Waker
 from asyncrl.modes.roles import ProcessRoles, roles_of
+from asyncrl.observers.reports import is_report_due
 from asyncrl.processes.children import EXIT_FAILED_TOO_OFTEN, RunFailed, explain
 from asyncrl.processes.reporting import ReportSender
 from asyncrl.processes.seeding import seed_global_generators
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.setup import RunSetup
 
-REPORT_EVERY_S = 1.0
 ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ def rollout_main(
         log.info("at work")
         try:
             worker.phases.restart()
+            started_at = time.monotonic()
             while not control.ended:
                 wait_s = worker.poll()
                 control.count_turn(worker_idx)
@@ -48,7 +49,7 @@ def rollout_main(
                 if wait_s > 0.0:
                     waker.wait(wait_s)
                     worker.phases.charge(worker.waiting_for)
-                if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
+                if is_report_due(worker.report_started, started_at):
                     reports.send(worker.report())
             reports.send(worker.report())
         except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed, OSError, MemoryError):

@@ -33,18 +33,18 @@ from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome, joint_outcome
 from asyncrl.modes.roles import ActingRoles, ProcessRoles, Roles, roles_of
-from asyncrl.observers.reports import EvaluationFailed, Report, VideoReport
+from asyncrl.observers.reports import EvaluationFailed, Report, VideoReport, is_report_due
 from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, allow_descriptors, explain
 from asyncrl.processes.reporting import ReportSender
 from asyncrl.processes.seeding import restoring_global_generators, seed_global_generators
 from asyncrl.processes.signals import StopAtOnce
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
-from asyncrl.run.rollout_process import REPORT_EVERY_S, environment_failure, rollout_main
+from asyncrl.run.rollout_process import environment_failure, rollout_main
 from asyncrl.run.setup import RunSetup
 from asyncrl.storage.run_folder import VIDEOS
 
-WATCH_S = 0.2
+WATCH_S = 0.1
 GRACE_S = 4.0
 SAVE_S = 300.0
 """How long learners may take to finish a step and to save when the run has failed."""
@@ -111,6 +111,7 @@ class _SerialPart:
         seed_global_generators(setup.global_seed("serial"))
         self._setup, self._control, self._waker = setup, setup.control, Waker()
         self._send, self._failed_videos = send, failed_videos
+        self._started_at = time.monotonic()
         self._steer = functools.partial(steer, self._control)
         roles: Roles = roles_of(setup)
         parts = roles.serial(setup, self._waker, self._steer)
@@ -153,7 +154,7 @@ class _SerialPart:
                 if self._control.num_training_infos != worker.num_training_infos:
                     worker.take_training_info()
                 worker.poll()
-                if time.monotonic() - worker.report_started >= REPORT_EVERY_S:
+                if is_report_due(worker.report_started, self._started_at):
                     self._send(worker.report())
         except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed) as error:
             self._control.request_stop()
@@ -381,6 +382,7 @@ def _inference_main(
     server, control = roles.inference_worker(setup, server_idx, workers), setup.control
     log.info("at work")
     server.phases.restart()
+    started_at = time.monotonic()
     while not control.ended:
         try:
             wait_s = server.poll()
@@ -391,7 +393,7 @@ def _inference_main(
         if wait_s > 0.0:
             waker.wait(wait_s)
             server.phases.charge(server.waiting_for)
-        if time.monotonic() - server.report_started >= REPORT_EVERY_S:
+        if is_report_due(server.report_started, started_at):
             reports.send(server.report())
     reports.send(server.report())
 

@@ -33,7 +33,7 @@ from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
 OWN = "asyncrl"
 """The system that is compared with peers: asyncrl as shipped."""
 
-_AXES: dict[XAxis, int] = {"wall_time": 0, "total_steps": 1}
+_AXES: dict[XAxis, int] = {"wall_time": 0, "env_steps": 1}
 _MARKS = (*(time_mark(seconds) for seconds in TIME_MARKS_S), *(step_mark(share) for share in STEP_MARKS[:-1]), END)
 
 

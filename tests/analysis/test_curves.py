@@ -117,6 +117,14 @@ def test_a_run_resumed_with_more_ranks_is_drawn_from_its_beginning(tmp_path):
     assert set(trial.returns.mean) == {2} and len(notes(together, trial)) == 1
 
 
+def test_ranks_that_start_together_may_write_their_first_records_seconds_apart(tmp_path):
+    dense = [{"env_steps": n, "time/time_elapsed": 3 + n / 10, "rollout/ep_rew_mean": 0.0} for n in range(1, 101)]
+    for first_steps, is_together in ((40, True), (60, False)):
+        late = run(tmp_path, dense)
+        late = dataclasses.replace(late, other_ranks=(tuple(dense[first_steps:]),))
+        assert late.lasting_units() == ({0, 1} if is_together else {0})
+
+
 @pytest.mark.parametrize(("num_records", "window"), [(1, 1), (9, 1), (40, 4), (5000, 100)])
 def test_the_window_is_a_part_of_the_records(tmp_path, num_records, window):
     one = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n} for n in range(num_records)])
@@ -177,14 +185,14 @@ def test_a_pattern_groups_by_what_it_finds():
     assert groups_of(names, re.compile("_(.)"))["a"] == ["w2_a", "w4_a"]
 
 
-def test_an_axis_is_total_steps_or_steps_of_each_worker_or_seconds(tmp_path):
+def test_an_axis_is_env_steps_or_steps_of_each_worker_or_seconds(tmp_path):
     records = [
         {"env_steps": 100, "time/time_elapsed": 3.0, "rollout/ep_rew_mean": 1.0},
         {"env_steps": 150, "eval/mean_reward": 9.0},
         {"env_steps": 200, "time/time_elapsed": 5.0, "rollout/ep_rew_mean": 2.0},
     ]
     one = run(tmp_path, records, num_workers=4)
-    assert curve_over(one, "total_steps", "train").positions.tolist() == [100, 200]
+    assert curve_over(one, "env_steps", "train").positions.tolist() == [100, 200]
     assert curve_over(one, "per_worker_steps", "train").positions.tolist() == [25, 50]
     assert curve_over(one, "wall_time", "train").positions.tolist() == [3, 5]
     evaluation = curve_over(one, "wall_time", "eval")
@@ -214,7 +222,7 @@ def test_a_rank_whose_folder_is_on_another_machine_only_has_no_curve(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps({"num_ranks": 2}))
     (one,) = read_runs([tmp_path], print)
     assert one.num_ranks == 2 and list(one.returns_by_unit()) == [0]
-    assert curve_over(one, "total_steps", "train").values.tolist() == [5.0]
+    assert curve_over(one, "env_steps", "train").values.tolist() == [5.0]
     with pytest.raises(UsageError, match="has recorded no perf/cores_in_use"):
         curve_over(one, "processor_time", "train")
     (tmp_path / "metrics.jsonl").unlink()
@@ -224,10 +232,10 @@ def test_a_rank_whose_folder_is_on_another_machine_only_has_no_curve(tmp_path):
 
 def test_a_comparison_may_be_of_moving_averages(tmp_path):
     one = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n * n} for n in (0, 1, 2, 3)])
-    (group,) = compare([one], "total_steps", "train", None, smooth=2).groups
+    (group,) = compare([one], "env_steps", "train", None, smooth=2).groups
     assert (group.band.positions.tolist(), group.band.mean.tolist()) == ([1, 2, 3], [0.5, 2.5, 6.5])
     with pytest.raises(UsageError, match="--smooth=5 is more than the 4 records of run"):
-        compare([one], "total_steps", "train", None, smooth=5)
+        compare([one], "env_steps", "train", None, smooth=5)
 
 
 def test_a_total_that_stood_still_is_timed_when_it_was_reached(tmp_path):
@@ -248,7 +256,7 @@ def test_steps_of_each_worker_need_the_number_of_workers(tmp_path):
 def test_a_group_is_averaged_where_all_its_runs_have_values(tmp_path):
     first = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n} for n in (0, 10, 20)], "a_seed0")
     second = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n + 4} for n in (10, 30)], "a_seed1")
-    (group,) = compare([first, second], "total_steps", "train", None).groups
+    (group,) = compare([first, second], "env_steps", "train", None).groups
     assert (group.name, group.runs) == ("a", ("a_seed0", "a_seed1"))
     assert (group.band.positions.tolist(), group.band.mean.tolist()) == ([10, 20], [12, 22])
     assert group.band.std is not None
@@ -258,7 +266,7 @@ def test_a_group_is_averaged_where_all_its_runs_have_values(tmp_path):
 def test_runs_that_never_overlap_have_no_mean(tmp_path):
     runs = [run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": 1}], f"a-{n}") for n in (1, 2)]
     with pytest.raises(UsageError, match="a-1, a-2 have no range in common"):
-        compare(runs, "total_steps", "train", None)
+        compare(runs, "env_steps", "train", None)
 
 
 def test_only_a_last_line_may_be_cut(tmp_path):

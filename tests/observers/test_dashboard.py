@@ -35,9 +35,7 @@ from asyncrl.observers.progress import ProgressBar, choose_mode
 from asyncrl.observers.reports import Phase
 from asyncrl.observers.status import Record, Status
 
-STATUS = Status(
-    env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_of_record=True
-)
+STATUS = Status(env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, remaining_s=195.0, is_line=True)
 SCALARS = {
     "rollout/ep_rew_mean": 123.4,
     "rollout/ep_len_mean": 88.0,
@@ -345,7 +343,7 @@ def test_the_key_changes_to_the_line_and_back_and_the_line_remains(tmp_path: Pat
     progress.on_record(run, Record(26_000, {**SCALARS, "rollout/ep_rew_mean": 150.0}))
     progress._keys = None
     before = len(stream.getvalue())
-    progress.on_status(run, dataclasses.replace(STATUS, is_of_record=False))
+    progress.on_status(run, dataclasses.replace(STATUS, is_line=False))
     assert len(stream.getvalue()) == before, "it was drawn a moment ago"
     start = len(stream.getvalue())
     progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 import dataclasses
+import itertools
 import json
 import struct
+import threading
 import time
 from dataclasses import MISSING
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ import pytest
 
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.observers import writers
 from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, StartPoint
 from asyncrl.observers.observer import Run as ObservedRun
@@ -40,7 +43,7 @@ class Watcher(Observer):
         self.records, self.updates, self.said, self.has_ended = [], [], [], False
 
     def on_status(self, run, status):
-        (self.records if status.is_of_record else self.updates).append(status)
+        (self.records if status.is_line else self.updates).append(status)
 
     def on_message(self, run, text):
         self.said.append(text)
@@ -54,7 +57,8 @@ class Run:
 
     def __init__(self, path, earlier=None, changed=(), frames_per_step=1, training_returns_mislead=False, **settings):
         observed = ObservedRun([JsonLines(), TensorBoard(), watcher := Watcher()])
-        given = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False, **settings}
+        given = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False, "report_every_s": 5.0}
+        given |= settings
         observed.config, observed.folder = TrainConfig(**given), path
         observed.start = StartPoint(before=earlier, changed_settings=changed)
         observed.spec = SimpleNamespace(frames_per_step=frames_per_step)
@@ -62,6 +66,8 @@ class Run:
         sizes = {"num_workers": 2, "num_agents": 1, "num_envs": 4, "dataset_size": 2048, "lag_bound": 77}
         num_policies = observed.config.num_policies
         observed.plan = SimpleNamespace(has_slot_pools=False, num_policies=num_policies, **kind, **sizes)
+        if observed.config.with_tensorboard:
+            import tensorboardX.event_file_writer  # noqa: F401  the writer then does not wait for its import
         self.folder, self.progress, self.now = RunFolder(path), watcher, 1000.0
         mislead = training_returns_mislead
         self.monitor = Monitor(observed, clock=lambda: self.now, started_at=997.0, training_returns_mislead=mislead)
@@ -139,6 +145,58 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     assert run.records[1]["train/loss"] == 7.0
     assert run.records[1]["lag/max"] == 8.0
     assert "perf/rollout_busy" not in run.records[1]
+
+
+_TURN_S = 1 / 16
+
+
+def trained(run, until_s, every_s):
+    """Lets a run train a dataset of 100 steps every so many seconds; returns the times of the records."""
+    run.at(0.0, rollout(env_steps=1))
+    for tick in range(1, round(until_s / _TURN_S) + 1):
+        is_new = tick * _TURN_S % every_s == 0
+        run.at(tick * _TURN_S, *([learner(round(100 * tick * _TURN_S / every_s))] if is_new else []))
+    return [record["time/time_elapsed"] for record in run.records]
+
+
+def test_a_short_run_has_a_record_for_each_dataset(tmp_path):
+    times = trained(Run(tmp_path, report_every_s=None), until_s=10.0, every_s=0.25)
+    assert len(times) == 40
+
+
+def test_records_are_dense_at_the_beginning_and_five_seconds_apart_later(tmp_path):
+    run = Run(tmp_path, report_every_s=None)
+    times = trained(run, until_s=550.0, every_s=_TURN_S)
+    for before, later in itertools.pairwise(times):
+        interval_s = max(0.1, min(5.0, 0.01 * (later - 3.0)))  # the first step was made after 3 s
+        assert interval_s <= later - before < interval_s + _TURN_S, "at the first turn after it"
+    assert sum(at_s <= 13.0 for at_s in times) == 10.0 / (2 * _TURN_S)
+    assert len(run.progress.records) == 110, "progress lines keep their interval"
+    assert run.records[-1]["time/fps"] == pytest.approx(100 / _TURN_S)
+
+
+def test_without_a_new_dataset_a_record_comes_after_five_seconds(tmp_path):
+    run = Run(tmp_path, report_every_s=None)
+    for tenth in range(1, 101):
+        run.at(tenth / 10, rollout(env_steps=10))
+    assert [record["time/time_elapsed"] for record in run.records] == [8.0, 13.0]
+
+
+def test_a_resumed_run_counts_its_earlier_time_and_a_given_interval_is_kept(tmp_path):
+    resumed = Run(tmp_path / "a", report_every_s=None, earlier=ResumedTotals(0, 600.0))
+    given = Run(tmp_path / "b", report_every_s=2.0)
+    for run, every_s in ((resumed, 5.0), (given, 2.0)):
+        run.folder.path.mkdir()
+        assert len(trained(run, until_s=20.0, every_s=_TURN_S)) == 20.0 / every_s
+
+
+def test_the_speed_in_a_record_is_that_of_the_last_seconds(tmp_path):
+    run = Run(tmp_path, report_every_s=None)
+    for fifth in range(1, 101):  # the runner sees none to two datasets of 200 steps at a time
+        num_done = fifth if fifth % 2 else fifth - 1
+        run.at(fifth / 5, learner(200 * num_done))
+    speeds = [record["time/fps"] for record in run.records if record["time/time_elapsed"] > 8.0]
+    assert len(speeds) > 30 and speeds == pytest.approx([1000.0] * len(speeds), rel=0.1)
 
 
 def test_cores_in_use_are_processor_time_over_the_time_since_the_record_before(run):
@@ -237,6 +295,19 @@ def test_tensorboard_gets_what_metrics_jsonl_gets(tmp_path):
     assert event.step == 1000
     scalars = {value.tag: value.simple_value for value in event.summary.value}
     assert scalars == pytest.approx({name: value for name, value in run.records[0].items() if name != "env_steps"})
+
+
+def test_the_runner_does_not_wait_until_tensorboard_is_imported(tmp_path, monkeypatch):
+    may_import = threading.Event()
+    monkeypatch.setattr(writers, "_EVENT_FILES", "not imported yet")
+    monkeypatch.setattr(writers.importlib, "import_module", lambda name: may_import.wait(30.0))
+    run = Run(tmp_path, with_tensorboard=True)
+    for second in (5, 10):
+        run.at(second, learner(100 * second))
+    assert len(run.records) == 2 and not run.folder.tensorboard.exists()
+    may_import.set()
+    run.monitor.finish("completed")
+    assert [event.step for event in read_events(run.folder.tensorboard)] == [0, 500, 1000]
 
 
 def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(tmp_path):

@@ -14,7 +14,7 @@ STATUS = Status(
     env_steps=25_000, target_env_steps=100_000, elapsed_s=65.0, fps=1234.5, episode_return=-3.25, lag_mean=7.96,
     lag_max=16, remaining_s=3725.0,
 )  # fmt: skip
-OF_RECORD = dataclasses.replace(STATUS, is_of_record=True)
+OF_RECORD = dataclasses.replace(STATUS, is_line=True)
 RUN = Run([])
 FIGURES = ("25,000 of 100,000", "25.0 %", "1,234 steps/s", "return -3.2", "lag 8.0 (max 16)", "1:05 min elapsed")
 FIGURES += ("1:02:05 h left",)

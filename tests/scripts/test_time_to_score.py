@@ -222,7 +222,7 @@ def test_curves_are_drawn_over_seconds_and_steps(tmp_path: Path) -> None:
     results = all_results()
     drawn = list(report.draw(TASK, results.of_task(TASK), results.systems, tmp_path))
     assert sorted(path.name for path in drawn) == [
-        f"Hill-v0_{metric}_{x}.png" for metric in ("eval", "train") for x in ("total_steps", "wall_time")
+        f"Hill-v0_{metric}_{x}.png" for metric in ("eval", "train") for x in ("env_steps", "wall_time")
     ]
     assert all(path.stat().st_size > 1000 for path in drawn)
 

@@ -87,7 +87,11 @@ class RunSettings(Section):
         "serial mode: at every checkpoint of save_every_env_steps, reset environments and random numbers to a state "
         "that follows from the seed and the steps; a resumed run then equals an uninterrupted one to the bit",
     )
-    report_every_s: PositiveFloat = _folder(5.0, "seconds between records in TensorBoard and metrics.jsonl")
+    report_every_s: PositiveFloat | None = _folder(
+        None,
+        "seconds between records in TensorBoard and metrics.jsonl; by default 4 % of the time so far, at least "
+        "one dataset and 0.1 s, and at most 5 s",
+    )
     init_from: PathText | None = _folder(
         None,
         "run or checkpoint, by path, name or hf://user/name, whose weights, statistics and optimizer to start from, "

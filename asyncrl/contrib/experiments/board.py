@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LINES_EVERY_S = 30.0
-_HEADER = ("run", "state", "steps", "done", "steps/s", "return", "eval")
+_HEADER = ("run", "state", "steps", "done", "steps/s", "train\nreturn", "eval\nreturn")
 _FEWEST_ROWS = 3
 _OTHER_COLUMNS = 56
 _FEWEST_LETTERS = 20
@@ -90,7 +90,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _line(row: Row) -> str:
     name, state, steps, share, fps, train_return, eval_return = _cells(row)
-    return f"  {name}: {state}, {steps} steps ({share}), {fps} steps/s, return {train_return}, evaluation {eval_return}"
+    returns = f"training return {train_return}, evaluation return {eval_return}"
+    return f"  {name}: {state}, {steps} steps ({share}), {fps} steps/s, {returns}"
 
 
 def _shortened(name: str, letters: int) -> str:

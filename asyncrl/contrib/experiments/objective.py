@@ -48,6 +48,11 @@ class Objective:
     baseline: float = 0.0
 
     @property
+    def name(self) -> str:
+        """The kind in words: each return in it is that of an evaluation."""
+        return self.kind.replace("_", " ").replace("return", "evaluation return")
+
+    @property
     def is_minimized(self) -> bool:
         return self.kind.endswith("_to_threshold")
 

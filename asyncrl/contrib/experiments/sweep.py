@@ -33,6 +33,7 @@ from asyncrl.contrib.experiments.runs import (
     machine_of,
     output_file,
     plan_run,
+    read_progress,
     read_summary,
 )
 from asyncrl.contrib.experiments.study import Definition, Result, Study, define
@@ -245,15 +246,19 @@ class Sweep:
             study.tell(each.trial, None, is_pruned=True, reason=summary["error"])
             say(f"{name}: {summary['error']}")
             return
+        training_return = read_progress(each.run.folder).train_return
+        trained = "" if training_return is None else f", training return {training_return:,.1f}"
         # A run that ended before it could be stopped is complete all the same.
         if evaluations and not lacks_last and (ended.exit_code == 0 or each.is_decided):
             value = self._objective.value(evaluations, env_steps)
             study.tell(each.trial, value)
-            say(f"{name}: {self._objective.kind} {value:,.6g}")
+            say(f"{name}: {self._objective.name} {value:,.6g}{trained}")
             return
         if each.is_pruned:
-            study.tell(each.trial, None, is_pruned=True, reason=f"after {evaluations[-1].env_steps:,} steps")
-            say(f"{name}: pruned after {evaluations[-1].env_steps:,} steps, return {evaluations[-1].mean_return:,.1f}")
+            last = evaluations[-1]
+            study.tell(each.trial, None, is_pruned=True, reason=f"after {last.env_steps:,} steps")
+            evaluated = f"evaluation return {last.mean_return:,.1f}"
+            say(f"{name}: pruned after {last.env_steps:,} steps, {evaluated}{trained}")
             return
         reason = last_error(output_file(self.folder, name)) or f"exit code {ended.exit_code}"
         if ended.exit_code == 0:
@@ -297,12 +302,18 @@ class Sweep:
 
         launch.make_all(say, show_and_touch)
         found: dict[str, list[float]] = {name: [] for name in settings}
+        training_returns: dict[str, list[float]] = {name: [] for name in settings}
         for each in launch.runs:
             evaluations = read_evaluations(each.run.folder.metrics)
             if each.state == "finished" and not self._lacks_last_evaluation(each.run, evaluations):
                 env_steps = each.run.config.train_for_env_steps
                 found[each.group].append(self._objective.value(evaluations, env_steps))
-        return [Candidate(name, settings[name], tuple(values)) for name, values in found.items()]
+                if (training_return := read_progress(each.run.folder).train_return) is not None:
+                    training_returns[each.group].append(training_return)
+        return [
+            Candidate(name, settings[name], tuple(values), tuple(training_returns[name]))
+            for name, values in found.items()
+        ]
 
     def _announce(self, candidates: Sequence[Candidate], finalists: Sequence[Result], say: Say) -> None:
         """Chooses the best of the finalists by the median of its final test, and writes its settings."""

@@ -14,14 +14,15 @@ from asyncrl.analysis.tables import UNKNOWN, cell, section
 from asyncrl.config.errors import UsageError
 from asyncrl.config.settings import dump_mapping
 from asyncrl.contrib.experiments.objective import Objective
-from asyncrl.contrib.experiments.runs import load_run
+from asyncrl.contrib.experiments.runs import load_run, read_progress
 from asyncrl.contrib.experiments.search_space import settings_of
-from asyncrl.storage.run_folder import write_text_atomically
+from asyncrl.storage.run_folder import RunFolder, write_text_atomically
 
 if TYPE_CHECKING:
     from asyncrl.contrib.experiments.study import Result, Study
 
 BEST = "best.yaml"
+_TRAINING_RETURN = "The training return is that of the last 100 training episodes."
 _NOT_KEPT = (
     *("seed", "train_dir", "experiment", "quiet", "restart_behavior", "eval_every_env_steps", "eval_episodes"),
     *("eval_deterministic", "report_every_s", "with_tensorboard", "save_best_metric", "save_every_s"),
@@ -37,11 +38,13 @@ class Candidate:
         name: name of the trial's run, or `default`.
         flags: its searched settings.
         values: the objective, with each fresh seed.
+        training_returns: mean return of the last training episodes, with each fresh seed.
     """
 
     name: str
     flags: tuple[str, ...]
     values: tuple[float, ...]
+    training_returns: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -56,7 +59,9 @@ class Candidate:
 def write_report(folder: Path, study: Study, objective: Objective, candidates: Sequence[Candidate]) -> None:
     """Writes `results.md`, and `importance.png` if matplotlib is installed and importances are known."""
     importances = study.importances()
-    text = report(study.results(), objective, candidates, importances)
+    results = study.results()
+    trained = {each.run: read_progress(RunFolder(folder / each.run)).train_return for each in results}
+    text = report(results, objective, candidates, importances, trained)
     write_text_atomically(folder / "results.md", text)
     if importances:
         try:
@@ -67,32 +72,39 @@ def write_report(folder: Path, study: Study, objective: Objective, candidates: S
 
 
 def report(
-    results: Sequence[Result], objective: Objective, candidates: Sequence[Candidate], importances: Mapping[str, float]
+    results: Sequence[Result],
+    objective: Objective,
+    candidates: Sequence[Candidate],
+    importances: Mapping[str, float],
+    training_returns: Mapping[str, float | None],
 ) -> str:
-    """The results as Markdown: final test, importances, and all trials, the best first."""
+    """The results as Markdown: final test, importances, and all trials, the best first.
+
+    `training_returns` are those of the trials, by the names of their runs.
+    """
     sign = 1.0 if objective.is_minimized else -1.0
     ended = sorted(results, key=lambda each: (each.value is None, sign * (each.value or 0.0), each.number))
     names = list(dict.fromkeys(name for each in results for name in settings_of(each.flags)))
     tested = sorted(candidates, key=lambda each: each.rank(objective))
     finals = [
-        [each.name, cell(spread(each.values), _number) if each.values else UNKNOWN, str(len(each.values))]
+        [each.name, _spread(each.values), _spread(each.training_returns), str(len(each.values))]
         + [settings_of(each.flags).get(name, UNKNOWN) for name in names]
         for each in tested
     ]
     trials = [
-        [each.run, each.state, UNKNOWN if each.value is None else _number(each.value)]
+        [each.run, each.state, _number(each.value), _number(training_returns.get(each.run))]
         + [settings_of(each.flags).get(name, UNKNOWN) for name in names]
         + [each.reason or ""]
         for each in ended
     ]
     better = "the smaller the better" if objective.is_minimized else "the larger the better"
-    what = objective.kind.replace("_", " ")
-    what += f" {objective.threshold:g}" if objective.is_minimized else ""
+    what = objective.name + (f" {objective.threshold:g}" if objective.is_minimized else "")
     parts = [
         section(
             "Final test",
-            f"Median {what} with fresh seeds, and its 95 % interval; {better}. Settings with failed seeds are last.",
-            ["settings", what, "seeds", *names],
+            f"Medians with fresh seeds, and their 95 % intervals; of the {what}, {better}. Settings with failed seeds "
+            f"are last. {_TRAINING_RETURN}",
+            ["settings", what, "training return", "seeds", *names],
             finals,
         ),
         section(
@@ -101,7 +113,12 @@ def report(
             ["setting", "share"],
             [[name, f"{100 * share:.0f} %"] for name, share in importances.items()],
         ),
-        section("Trials", f"One run each; {better}.", ["trial", "state", what, *names, "why it ended"], trials),
+        section(
+            "Trials",
+            f"One run each; of the {what}, {better}. {_TRAINING_RETURN}",
+            ["trial", "state", what, "training return", *names, "why it ended"],
+            trials,
+        ),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -144,5 +161,9 @@ def _draw_importances(importances: Mapping[str, float], path: Path) -> None:
     drawing.save(figure, path)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.6g}"
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.6g}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return cell(spread(values), _number) if values else UNKNOWN

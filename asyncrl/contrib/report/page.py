@@ -213,9 +213,9 @@ def _returns(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> tuple[
     notes = [f"{run.name} has recorded no return of training episodes." for run in runs if run not in trained]
     timed = [run for run in trained if len(run.elapsed()) > 0]
     axes: list[tuple[str, Sequence[Run], figures.XAxis, figures.Metric]] = [
-        ("Return of training episodes, over steps", trained, "total_steps", "train"),
+        ("Return of training episodes, over steps", trained, "env_steps", "train"),
         ("Return of training episodes, over time", timed, "wall_time", "train"),
-        ("Return of evaluations, over steps", evaluated, "total_steps", "eval"),
+        ("Return of evaluations, over steps", evaluated, "env_steps", "eval"),
     ]
     for title, shown, x, metric in axes:
         try:

@@ -67,7 +67,7 @@ class Ratings:
         lower.plot(won.positions, won.values, color=drawing.color(0), lw=1.8, **drawing.point_marker(len(won), most=20))
         lower.set_ylim(0.0, 1.0)
         lower.set_ylabel("share of games won against the pool")
-        lower.set_xlabel(drawing.X_LABELS["total_steps"])
+        lower.set_xlabel(drawing.X_LABELS["env_steps"])
         for axes in (upper, lower):
             drawing.count_in_thousands(axes)
             drawing.finish(axes)

@@ -32,7 +32,7 @@ from asyncrl.observers.reports import LearnerReport, Phase, PhaseTimer
 _PUBLISH_EVERY_S = 0.2
 _SETTLE_S = 2.0
 _POLL_S = 0.01
-_REPORT_EVERY_S = 0.25
+_REPORT_EVERY_S = 0.1
 
 
 class GradientCombiner:

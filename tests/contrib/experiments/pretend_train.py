@@ -45,6 +45,7 @@ def train(arguments: list[str], log: TextIO) -> int:
             for steps in range(every, total + 1, every):
                 value = steps * config.learning_rate
                 record = {"env_steps": steps, "eval/mean_reward": value, "time/time_elapsed": steps / 100}
+                record["rollout/ep_rew_mean"] = steps / 10
                 with folder.metrics.open("a") as metrics:
                     metrics.write(json.dumps(record) + "\n")
                 if behaviour == "prunes":

@@ -33,8 +33,8 @@ def test_a_table_fits_the_terminal_and_shows_the_newest_figures(run, width, heig
     console.print(board._table("title", [(run, "training")] * 100, width, height))
     lines = console.export_text().splitlines()
     assert len(lines) <= height and all(len(line.rstrip()) <= width for line in lines)
-    assert lines[2].split()[1:] == ["training", "500", "50%", "-", "12.3", "9.0"]
-    assert lines[2].startswith("CartPole-v1") and "_seed3" in lines[2]
+    assert lines[3].split()[1:] == ["training", "500", "50%", "-", "12.3", "9.0"]
+    assert lines[3].startswith("CartPole-v1") and "_seed3" in lines[3]
     assert lines[-1].startswith("and ")
 
 
@@ -45,5 +45,5 @@ def test_without_a_terminal_lines_are_printed_now_and_then(run, capsys, monkeypa
         monkeypatch.setattr(shown, "_lines_at", 0.0)
         shown.show("1 training", [(run, "training")])
         shown.show("1 training", [(run, "training")])
-    text = f"  {run.name}: training, 500 steps (50%), - steps/s, return 12.3, evaluation 9.0"
+    text = f"  {run.name}: training, 500 steps (50%), - steps/s, training return 12.3, evaluation return 9.0"
     assert capsys.readouterr().out.splitlines() == ["1 training", text]

@@ -66,6 +66,8 @@ def test_a_sweep_finds_tests_and_writes_the_best_settings(tmp_path, pretends, sa
     assert 1000 * written.learning_rate == pytest.approx(values[best[0]])
     results = (tmp_path / "study" / "results.md").read_text()
     assert results.index("## Final test") < results.index(f"| {best[0]} |") < results.index("| default |")
+    assert results.count("evaluation return | training return") == 2, "of the final test and of the trials"
+    assert "trial_0000: evaluation return 2.5, training return 100.0" in said
     assert (tmp_path / "study" / "importance.png").exists()
 
     pretends.clear()
@@ -264,7 +266,7 @@ def test_a_finalist_with_one_lucky_seed_does_not_win(tmp_path, pretends) -> None
     sweep._announce(candidates, finalists, said.append)
     assert load([f"--config={tmp_path / 'best.yaml'}"]).config.learning_rate == 0.03
     assert said == ["trial_0000: only 1 of 3 seeds ended well in the final test"]
-    text = report([], DEFINITION.objective, candidates, {})
+    text = report([], DEFINITION.objective, candidates, {}, {})
     assert text.index("trial_0001") < text.index("default") < text.index("trial_0000")
 
 
