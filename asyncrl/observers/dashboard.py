@@ -189,7 +189,7 @@ class Board:
                     f"{plan.num_inference_workers} on {', '.join(plan.inference_devices)}",
                 )
             rows += [inference, ("learner", f"on {plan.device}")]
-        return [*rows, ("first metrics", f"about {duration(self._run.config.report_every_s)} after training begins")]
+        return [*rows, ("first metrics", "when training begins")]
 
     def _explanations(self, width: int, height: int) -> list[list[Text]]:
         """What each number of the table means, as pages of at most `height` rows."""

@@ -160,17 +160,17 @@ def trained(run, until_s, every_s):
 
 
 def test_a_short_run_has_a_record_for_each_dataset(tmp_path):
-    times = trained(Run(tmp_path, report_every_s=None), until_s=10.0, every_s=0.25)
-    assert len(times) == 40
+    times = trained(Run(tmp_path, report_every_s=None), until_s=6.0, every_s=0.25)
+    assert len(times) == 24
 
 
 def test_records_are_dense_at_the_beginning_and_five_seconds_apart_later(tmp_path):
     run = Run(tmp_path, report_every_s=None)
     times = trained(run, until_s=550.0, every_s=_TURN_S)
     for before, later in itertools.pairwise(times):
-        interval_s = max(0.1, min(5.0, 0.01 * (later - 3.0)))  # the first step was made after 3 s
+        interval_s = max(0.1, min(5.0, 0.04 * (later - 3.0)))  # the first step was made after 3 s
         assert interval_s <= later - before < interval_s + _TURN_S, "at the first turn after it"
-    assert sum(at_s <= 13.0 for at_s in times) == 10.0 / (2 * _TURN_S)
+    assert sum(at_s <= 5.5 for at_s in times) == 2.5 / (2 * _TURN_S)
     assert len(run.progress.records) == 110, "progress lines keep their interval"
     assert run.records[-1]["time/fps"] == pytest.approx(100 / _TURN_S)
 
@@ -196,7 +196,7 @@ def test_the_speed_in_a_record_is_that_of_the_last_seconds(tmp_path):
         num_done = fifth if fifth % 2 else fifth - 1
         run.at(fifth / 5, learner(200 * num_done))
     speeds = [record["time/fps"] for record in run.records if record["time/time_elapsed"] > 8.0]
-    assert len(speeds) > 30 and speeds == pytest.approx([1000.0] * len(speeds), rel=0.1)
+    assert len(speeds) > 20 and speeds == pytest.approx([1000.0] * len(speeds), rel=0.1)
 
 
 def test_cores_in_use_are_processor_time_over_the_time_since_the_record_before(run):
