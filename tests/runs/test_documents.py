@@ -57,7 +57,7 @@ def spaces_in(section: str) -> list[spaces.Space[Any]]:
 
 def sentences() -> dict[str, str]:
     """What is said of each mistake, by the mistake."""
-    return dict(re.findall(r"^\| (\S.*?) \| `(.*)` \|$", ENVIRONMENTS.split("\n## When it fails\n")[1], re.MULTILINE))
+    return dict(re.findall(r"^\| (\S.*?) \| `(.*)` \|$", ENVIRONMENTS.split("\n## Failures\n")[1], re.MULTILINE))
 
 
 def shown_blocks(name: str) -> list[Block]:
