@@ -63,6 +63,20 @@ def test_links_of_the_repository_become_links_of_the_site_and_wrong_ones_stay_wr
     assert turned("gpu.md", "docs/gpu.md") == "docs/gpu.md"
 
 
+def test_every_test_that_the_page_on_faults_names_exists() -> None:
+    """A name without a path is in the file that the same row named before it."""
+    named, missing = 0, []
+    for line in (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").splitlines():
+        path = None
+        for place, test in re.findall(r"`((?:[\w/]+/)?test_\w+\.py)?(?:::)?(test_\w+)?`", line):
+            path = ROOT / "tests" / place if place else path
+            text = path.read_text(encoding="utf-8") if path is not None and path.is_file() else ""
+            named += 1
+            if not text or (test and f"\ndef {test}(" not in text):
+                missing.append(f"{place}::{test}")
+    assert (missing, named > 80) == ([], True)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocstrings")

@@ -12,7 +12,7 @@ from asyncrl.models.sac import SacActor, TwinCritic
 
 SUM_OF_INPUTS = "sum of inputs"
 """A metric that is checked, because a rectifier may hide NaN, and is not a metric."""
-CRITIC_FIGURES = ("critic_loss", "q_mean", SUM_OF_INPUTS, "grad_norm_critic")
+CRITIC_METRICS = ("critic_loss", "q_mean", SUM_OF_INPUTS, "grad_norm_critic")
 """Names of the metrics that an update returns of SAC's or TD3's critics."""
 
 OptimizerStep = Callable[..., Tensor]

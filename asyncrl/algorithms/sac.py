@@ -21,8 +21,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.models.distributions import HALF_LOG_TWO_PI, LOG_TWO
 from asyncrl.models.sac import SacActor, TwinCritic
 
-ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
-"""Names of the metrics that an update returns of the policy if that was trained; `CRITIC_FIGURES` come first."""
+ACTOR_METRICS = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
+"""Names of the metrics that an update returns of the policy if that was trained; `CRITIC_METRICS` come first."""
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Sac:
         self.parts = self.actor.parts.to(self.log_ent_coef.device)  # continuous dimensions and choices of an action
 
     def update(self, steps: Steps, noise: Tensor, trains_actor: bool) -> tuple[Tensor, Tensor | None]:
-        """One update (algorithm 1); returns `CRITIC_FIGURES`, and `ACTOR_FIGURES` if it trains the policy.
+        """One update (algorithm 1); returns `CRITIC_METRICS`, and `ACTOR_METRICS` if it trains the policy.
 
         `noise: [N, C]` is standard normal: the first B rows are for the policy's loss, the last ones for `steps.later`.
         """

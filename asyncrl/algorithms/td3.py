@@ -16,7 +16,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.models.sac import TwinCritic
 from asyncrl.models.td3 import DeterministicActor
 
-ACTOR_FIGURES = ("actor_loss", "grad_norm_actor")
+ACTOR_METRICS = ("actor_loss", "grad_norm_actor")
 """Names of the policy's metrics in an update that trains it; the critics have SAC's."""
 
 
@@ -34,7 +34,7 @@ class Td3:
     move_targets: Callable[[], None]
 
     def update(self, steps: Steps, noise: Tensor, trains_actor: bool) -> tuple[Tensor, Tensor | None]:
-        """One update (algorithm 1); returns metrics of the critics, and `ACTOR_FIGURES` if it trains the policy.
+        """One update (algorithm 1); returns metrics of the critics, and `ACTOR_METRICS` if it trains the policy.
 
         `noise: [B, A]` is standard normal. With `policy_delay` not every update trains the policy (section 5.2).
         """

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.off_policy import CRITIC_FIGURES, Transitions
-from asyncrl.algorithms.sac import ACTOR_FIGURES, Sac
+from asyncrl.algorithms.off_policy import CRITIC_METRICS, Transitions
+from asyncrl.algorithms.sac import ACTOR_METRICS, Sac
 from asyncrl.config.critic_kinds import PLAIN, critic_kind
 from asyncrl.config.hooks import load
 from asyncrl.config.schema import TrainConfig
@@ -63,8 +63,8 @@ class SacLearner(ReplayLearner):
         perceptrons = perceptrons_of(actor.mlp, self.critic.mlp) if has_passes else None
         actor_mlp, critic_mlp = perceptrons or (None, None)
         adapted = {LOG_ENT_COEF: (log_ent_coef, gradient)} if config.ent_coef == "auto" else {}
-        self._actor = self._make_trained(ACTOR, self.model, actor_mlp, ACTOR_FIGURES, others=adapted)
-        self._critic = self._make_trained(CRITIC, self.critic, critic_mlp, CRITIC_FIGURES)
+        self._actor = self._make_trained(ACTOR, self.model, actor_mlp, ACTOR_METRICS, others=adapted)
+        self._critic = self._make_trained(CRITIC, self.critic, critic_mlp, CRITIC_METRICS)
         targets = []
         if self.target_critic is not None:
             targets.append(self._make_target(TARGET_CRITIC, self.target_critic, critic_mlp, self._critic))

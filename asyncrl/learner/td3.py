@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.off_policy import CRITIC_FIGURES, Steps, Transitions
-from asyncrl.algorithms.td3 import ACTOR_FIGURES, Td3
+from asyncrl.algorithms.off_policy import CRITIC_METRICS, Steps, Transitions
+from asyncrl.algorithms.td3 import ACTOR_METRICS, Td3
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import perceptrons_of
@@ -48,8 +48,8 @@ class Td3Learner(ReplayLearner):
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
         perceptrons = perceptrons_of(actor.mlp, self.critic.mlp) if actor.has_passes else None
         actor_mlp, critic_mlp = perceptrons or (None, None)
-        self._actor = self._make_trained(_ACTOR, self.model, actor_mlp, ACTOR_FIGURES)
-        self._critic = self._make_trained(_CRITIC, self.critic, critic_mlp, CRITIC_FIGURES)
+        self._actor = self._make_trained(_ACTOR, self.model, actor_mlp, ACTOR_METRICS)
+        self._critic = self._make_trained(_CRITIC, self.critic, critic_mlp, CRITIC_METRICS)
         self._target_actor = self._make_target(_TARGET_ACTOR, self.target_actor, actor_mlp, self._actor)
         self._target_critic = self._make_target(_TARGET_CRITIC, self.target_critic, critic_mlp, self._critic)
         self.algorithm = Td3(

@@ -57,7 +57,7 @@ def spaces_in(section: str) -> list[spaces.Space[Any]]:
 
 def sentences() -> dict[str, str]:
     """What is said of each mistake, by the mistake."""
-    return dict(re.findall(r"^\| (\S.*?) \| `(.*)` \|$", ENVIRONMENTS.split("\n## When it fails\n")[1], re.MULTILINE))
+    return dict(re.findall(r"^\| (\S.*?) \| `(.*)` \|$", ENVIRONMENTS.split("\n## Failures\n")[1], re.MULTILINE))
 
 
 def shown_blocks(name: str) -> list[Block]:
@@ -142,14 +142,14 @@ def test_an_action_that_is_said_to_train_does(space: spaces.Space[Any]) -> None:
     assert spec_of_spaces(NUMBER, space, "X-v0", None).action.num_parameters > 0
 
 
-@pytest.mark.parametrize("space", spaces_in("What is refused"), ids=str)
+@pytest.mark.parametrize("space", spaces_in("Spaces that are refused"), ids=str)
 def test_a_space_that_is_said_to_be_refused_is(space: spaces.Space[Any]) -> None:
     with pytest.raises(UsageError):
         spec_of_spaces(space, CHOICE, "X-v0", None)
 
 
 @pytest.mark.parametrize(
-    "space", [*spaces_in("What is refused")[:4], spaces.Box(-1_000_000, 1_000_000, (1,), np.int64)]
+    "space", [*spaces_in("Spaces that are refused")[:4], spaces.Box(-1_000_000, 1_000_000, (1,), np.int64)]
 )
 def test_an_action_that_is_said_to_be_refused_is(space: spaces.Space[Any]) -> None:
     with pytest.raises(UsageError):
