@@ -3,6 +3,7 @@
 # copy without its folder and its tests. With the argument `core` also the whole test suite, in a copy without all features.
 #
 #     scripts/check_seam.sh [NAME ...] [core]    features to delete one by one [all, and then all together]
+#     scripts/check_seam.sh together             all of them together only: what CI runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -33,11 +34,17 @@ for folder in asyncrl/contrib/*/; do
     [ -f "$folder/hooks.py" ] && names+=("$(basename "$folder")")
 done
 with_core=no
+one_by_one=("${names[@]}")
 asked=()
 for argument in "$@"; do
-    if [ "$argument" = core ]; then with_core=yes; else asked+=("$argument"); fi
+    case "$argument" in
+        core) with_core=yes ;;
+        together) one_by_one=() ;;
+        *) asked+=("$argument") ;;
+    esac
 done
-for name in "${asked[@]:-${names[@]}}"; do
+if [ "${#asked[@]}" -gt 0 ]; then one_by_one=("${asked[@]}"); fi
+for name in "${one_by_one[@]}"; do
     echo "+ without $name ($SECONDS s)"
     (copy_without "$name" && check && PYTHONPATH=$PWD "$python" -m pytest -q "${smoke[@]}")
 done
@@ -50,4 +57,4 @@ echo "+ without ${names[*]} ($SECONDS s)"
 if [ "$with_core" = yes ]; then
     (copy_without "${names[@]}" && PYTHONPATH=$PWD "$python" -m pytest -q)
 fi
-echo "each of ${names[*]} can be deleted; this took $SECONDS s"
+echo "without ${names[*]} the rest is complete; this took $SECONDS s"
