@@ -115,7 +115,7 @@ def test_the_end_of_a_run_hints_at_the_newest_checkpoint_and_says_what_the_best_
     assert [line for line in lines if line.startswith("  asyncrl ")] == [
         "  asyncrl evaluate puck",
         "  asyncrl train --experiment=puck",
-        "  asyncrl plot trial puck",
+        "  asyncrl plot puck",
     ]
     assert max(map(len, lines)) <= 80
 

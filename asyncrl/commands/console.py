@@ -88,7 +88,7 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         commands = {
             "evaluate": command_text("evaluate", run),
             "train on": command_text("train", *run_flags(config.train_dir, folder.path.name), *longer),
-            "plot": command_text("plot", "trial", run),
+            "plot": command_text("plot", run),
         }
     try:
         print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
