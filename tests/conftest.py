@@ -111,23 +111,24 @@ def nothing_is_left() -> Iterator[None]:
     """
     start_loading_modules(process_context())
     resource_tracker.ensure_running()
-    gc.collect()
     entries_before = _shared_memory_entries()
     children_before = _children()
     descriptors_before = _descriptors()
     yield
-    gc.collect()
     assert _settled(lambda: _children() - children_before) == set(), "child processes are left"
     assert _settled(lambda: _new_descriptors(descriptors_before)) == set(), "descriptors are left"
     assert _settled(lambda: _new_entries(entries_before)) == set(), "entries in /dev/shm are left"
 
 
 def _settled(left: Callable[[], set[str]]) -> set[str]:
-    """What is left once that no longer falls by itself: a process that was killed is gone a moment later."""
+    """What remains after a while: a process that was killed is gone a moment later, and a collection closes what only
+    cycles hold. It is made only where something is left, because it takes a second when many modules are loaded.
+    """
     deadline = time.monotonic() + _SETTLE_S
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.02)
-        gc.collect()
+        if left():
+            gc.collect()
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from command import Command
 import asyncrl
 from asyncrl.storage import checkpoint
 from asyncrl.storage.locating import policy_folder
+
+pytestmark = pytest.mark.usefixtures("probes_here")
 
 GAMES: dict[str, Any] = {
     "num_workers": 2,
@@ -176,22 +179,34 @@ def test_each_policy_has_the_reward_shaping_of_its_line_in_the_environment(tmp_p
     assert round(second, 4) in returns.of_policies[1] <= {1.0, round(second, 4)}  # 1 is that of the first episodes
 
 
-@pytest.mark.parametrize("mode", ["serial", "async"])
-def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: str) -> None:
-    modes = {"serial": {"serial_mode": True, "async_rl": False}, "async": {}}
-    shared: dict[str, Any] = {
-        "env": "agent_envs:own_bits",
-        "train_dir": str(tmp_path),
-        "pbt_shared_dir": str(tmp_path / "shared"),
-        "pbt_mutation_rate": 0.0,
-        **GAMES,
-        **modes[mode],
-        "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
-    }
-    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=10**7)
-    until_shared = StopWhenShared(tmp_path / "shared" / "good.npz")
+SERIAL: dict[str, Any] = {"serial_mode": True, "async_rl": False}
+SHARING: dict[str, Any] = {
+    **GAMES,
+    "env": "agent_envs:own_bits",
+    "pbt_mutation_rate": 0.0,
+    "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
+    "train_for_env_steps": 10**7,
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of_a_good_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shared folder with the weights of a run that has learned."""
+    place = tmp_path_factory.mktemp("good")
+    folders = {"train_dir": str(place), "pbt_shared_dir": str(place / "shared")}
+    good = asyncrl.TrainConfig(**SHARING, **SERIAL, **folders, experiment="good", learning_rate=0.01)
+    until_shared = StopWhenShared(place / "shared" / "good.npz")
     assert mean_return(asyncrl.Trainer(good, callbacks=[until_shared]).run()) > 6.0
-    bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=10**7)
+    return place / "shared"
+
+
+@pytest.mark.parametrize("mode", [SERIAL, {}], ids=["serial", "async"])
+def test_a_run_takes_over_weights_from_the_shared_folder(
+    tmp_path: Path, folder_of_a_good_run: Path, mode: dict[str, Any]
+) -> None:
+    shutil.copytree(folder_of_a_good_run, tmp_path / "shared", copy_function=shutil.copy)  # files of now
+    folders = {"train_dir": str(tmp_path), "pbt_shared_dir": str(tmp_path / "shared")}
+    bad = asyncrl.TrainConfig(**SHARING, **mode, **folders, experiment="bad", learning_rate=SLOW)
     result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 300)]).run()
     taken = [line for line in lines(result.folder) if line["action"] == "replaced"]
     assert taken and taken[0]["source"] == "good"
