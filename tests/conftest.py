@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from typing import Any
 import gymnasium
 import psutil
 import pytest
+import quick_probe
 import torch
 import unavoidable
 
@@ -57,9 +59,18 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a process of pytest-xdist: it has the folder of the one that started it
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="asyncrl-tests-")
+    # Otherwise each process that a test starts would compile every module of asyncrl again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["MPLCONFIGDIR"] = os.path.join(folder, "matplotlib")
     # At the very end: multiprocessing removes its own folder in there with priority -100.
     util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
+def pytest_collection_finish() -> None:
+    """Excludes all modules that are loaded now from collections of garbage, which take half a second with them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -179,6 +190,12 @@ def _memory_maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""
+
+
+@pytest.fixture(autouse=True)
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments are examined in forks of this process; commands that are not started quickly examine as usual."""
+    monkeypatch.setattr(probe, "subprocess", quick_probe.SUBPROCESS)
 
 
 @pytest.fixture

@@ -74,5 +74,3 @@ def exchange_once(rank: int, num_ranks: int, port: int, results: Any) -> None:
         gathered = ranks.gather([rank, 5])
         results.put((rank, total.tolist(), gathered, ranks.take_from_first(own).tolist()))
         ranks.gather([0])  # nobody goes before all have their answers
-
-

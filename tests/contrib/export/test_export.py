@@ -162,7 +162,9 @@ def test_the_module_of_a_file_computes_what_the_policy_does_on_the_environments_
     check_steps(policy, module, compute)
 
 
-@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observations(case: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

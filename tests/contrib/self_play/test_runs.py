@@ -81,9 +81,7 @@ def save_member(folder: Path, env_steps: int, names_the_bit: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_policy_learns_from_its_own_rows_only(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = {"self_play_pool_share": 0.9, "self_play_add_every_env_steps": 1000, "self_play_pool_size": 3}
     monkeypatch.setattr(runner, "WATCH_S", 0.02)  # the runner adds to the pool when it looks
     result = train(tmp_path, train_for_env_steps=8000, **pool, **MODES[mode])
