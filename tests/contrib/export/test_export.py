@@ -56,10 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
 }
 
-QUICK = (
-    "ppo-squashed", "sac-residual_blocks-hyperspherical_weights", "lstm-two-layers-choices", "gru-td3", "masks",
-    "dict-tuple-image",
-)  # fmt: skip
+QUICK = ("sac-residual_blocks-hyperspherical_weights", "lstm-two-layers-choices", "masks", "dict-tuple-image")
 """Cases whose file is computed by onnxruntime in the default suite: each kind of input, core and action."""
 
 
