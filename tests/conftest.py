@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import psutil
@@ -192,10 +194,17 @@ def _memory_maps(pid: int) -> str:
         return ""
 
 
-@pytest.fixture(autouse=True)
-def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def quick_probes() -> Iterator[None]:
     """Environments are examined in forks of this process; commands that are not started quickly examine as usual."""
-    monkeypatch.setattr(probe, "subprocess", quick_probe.SUBPROCESS)
+    with mock.patch.object(probe, "subprocess", quick_probe.SUBPROCESS):
+        yield
+
+
+@pytest.fixture
+def fresh_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments are examined in a new interpreter, as for a user."""
+    monkeypatch.setattr(probe, "subprocess", subprocess)
 
 
 @pytest.fixture

@@ -26,11 +26,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.processes.main_guard import NO_MAIN_GUARD
 
-
-@pytest.fixture(autouse=True)
-def quick_probes() -> None:
-    """These tests are about the process that is started for a user."""
-
+pytestmark = pytest.mark.usefixtures("fresh_probes")
 
 PACKAGE = f'"{Path(asyncrl.__file__).parent}/'
 

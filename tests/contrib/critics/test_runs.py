@@ -35,8 +35,8 @@ def test_critics_of_blocks_and_bins_find_a_distant_action(tmp_path: Path) -> Non
 
 
 def test_a_run_that_is_resumed_equals_one_that_never_stopped(tmp_path: Path) -> None:
-    settings = {**SAC, **critic_set("simba_v2"), "save_replay": True, "train_for_env_steps": 900}
-    settings |= {"save_every_env_steps": 400, "updates_per_env_step": 0.2}
+    settings = {**SAC, **critic_set("simba_v2"), "save_replay": True, "train_for_env_steps": 500}
+    settings |= {"save_every_env_steps": 300, "updates_per_env_step": 0.2}
     first, second = whole_and_resumed(tmp_path, "CartPole-v1", **settings)
     names = [name for name in first.state if name.startswith("return_")]
     assert len(names) == 4

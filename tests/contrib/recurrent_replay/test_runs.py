@@ -114,7 +114,7 @@ def test_a_recurrent_policy_of_td3_echoes_the_number_before(tmp_path: Path) -> N
 
 def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(tmp_path: Path) -> None:
     settings = {**RECURRENT, "save_replay": True, "normalize_input": True}
-    settings |= {"train_for_env_steps": 900, "save_every_env_steps": 500}
+    settings |= {"warmup_env_steps": 200, "train_for_env_steps": 500, "save_every_env_steps": 300}
     first, second = whole_and_resumed(tmp_path, "CartPole-v1", **settings)
     assert first.replay is not None and second.replay is not None
     columns, others = first.replay.columns, second.replay.columns
