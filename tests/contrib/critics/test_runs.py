@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 def test_critics_of_blocks_and_bins_find_a_distant_action(tmp_path: Path) -> None:
     settings = {**SAC, **critic_set("simba_v2", 32), "ent_coef": 0.1, "policy_delay": 1}
-    settings |= {"learning_rate": 0.005, "gamma": 0.8}
+    settings |= {"learning_rate": 0.005, "gamma": 0.8, "train_for_env_steps": 800}
     finished = run(tmp_path, "serial", "DistantTarget", **settings)
     policy = load_policy(Path(finished.outcome.checkpoint))
     assert policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)

@@ -76,23 +76,23 @@ def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
     return evaluate(policy, episodes=10, deterministic=True).mean_reward
 
 
-@pytest.mark.parametrize("mode", ["sync-local", "async-central"])
+SERIAL: dict[str, Any] = {"serial_mode": True, "async_rl": False}
+
+
+@pytest.mark.parametrize("mode", [SERIAL, {"inference_mode": "central"}], ids=["serial", "async-central"])
 def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_return(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: dict[str, Any]
 ) -> None:
-    timing, _, inference = mode.partition("-")
     config = asyncrl.TrainConfig(
         env="agent_envs:own_bits",
         num_policies=3,
         train_for_env_steps=10**7,
         train_dir=str(tmp_path),
         experiment="run",
-        async_rl=timing == "async",
-        inference_mode=inference,
         learning_rate=0.01,
         pbt_mutation_rate=0.0,
         policies={1: {"learning_rate": SLOW}, 2: {"learning_rate": SLOW}},
-        **{**GAMES, "pbt_start_mutation": 3000},
+        **{**GAMES, **mode, "pbt_start_mutation": 3000},
     )
     result = asyncrl.Trainer(config, callbacks=[StopAfterTakeovers(3, 300)]).run()
     history = lines(result.folder)
@@ -137,8 +137,7 @@ def test_a_policy_that_never_plays_the_first_agent_has_its_turns(tmp_path: Path)
         train_for_env_steps=20_000,
         train_dir=str(tmp_path),
         experiment="run",
-        serial_mode=True,
-        async_rl=False,
+        **SERIAL,
         **GAMES,
     )
     result = asyncrl.Trainer(config, callbacks=[StopAfterTurns(2, 1)]).run()
@@ -179,7 +178,6 @@ def test_each_policy_has_the_reward_shaping_of_its_line_in_the_environment(tmp_p
     assert round(second, 4) in returns.of_policies[1] <= {1.0, round(second, 4)}  # 1 is that of the first episodes
 
 
-SERIAL: dict[str, Any] = {"serial_mode": True, "async_rl": False}
 SHARING: dict[str, Any] = {
     **GAMES,
     "env": "agent_envs:own_bits",

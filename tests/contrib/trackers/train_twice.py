@@ -23,13 +23,13 @@ FIRST_STEPS, ALL_STEPS = 1000, 2000
 def train(name: str, settings: str, env_steps: int) -> None:
     config = TrainConfig(**json.loads(settings), track=[name], train_for_env_steps=env_steps)
     Trainer(config, preset="none").run()
+    time.sleep(1.0)  # wandb names the folder of a start by the second, and its service may still write
 
 
 if __name__ == "__main__":
     # A library is imported within the wait at the end of a short run.
     trackers.Tracker.__init__.__defaults__ = (200.0,)  # type: ignore[misc]
     train(*sys.argv[1:], FIRST_STEPS)
-    time.sleep(1.0)  # wandb names the folder of a start by the second
     # As if the run had been killed before its last checkpoint.
     shutil.rmtree(max(Path("train_dir/tracked/checkpoints").glob("checkpoint_*")))
     train(*sys.argv[1:], ALL_STEPS)
