@@ -63,7 +63,7 @@ class StopWhenShared(asyncrl.Observer):
         self.file = file
 
     def on_record(self, run: asyncrl.Run, record: Any) -> None:
-        if record.env_steps > 30_000 and self.file.exists():
+        if record.env_steps > 8000 and self.file.exists():
             run.stop()
 
 

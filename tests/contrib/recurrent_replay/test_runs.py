@@ -40,7 +40,7 @@ RECURRENT: dict[str, Any] = {
     "learning_rate": 0.003,
     "tau": 0.02,
 }
-RECALL = {**RECURRENT, "gamma": 0.0, "reward_scale": 18.0, "ent_coef": 0.05, "train_for_env_steps": 4000}
+RECALL = {**RECURRENT, "gamma": 0.0, "reward_scale": 18.0, "ent_coef": 0.05, "train_for_env_steps": 3200}
 
 
 def check_states(finished: FinishedRun) -> int:
@@ -106,7 +106,7 @@ def test_a_recurrent_policy_recalls_what_was_shown(tmp_path: Path) -> None:
 
 
 def test_a_recurrent_policy_of_td3_echoes_the_number_before(tmp_path: Path) -> None:
-    settings = {"algo": "td3", "gamma": 0.0, "reward_scale": 4.0, "train_for_env_steps": 4000}
+    settings = {"algo": "td3", "gamma": 0.0, "reward_scale": 4.0, "train_for_env_steps": 3200}
     settings |= {"exploration_stddev": 0.3}
     finished = run(tmp_path, "serial", "space_envs:Echo-v0", **{**RECURRENT, **settings})
     assert mean_return(finished) > -0.3  # of 0; -1 at best without memory

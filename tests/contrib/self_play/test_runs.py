@@ -98,7 +98,7 @@ def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str, mon
 
 def test_a_recurrent_policy_trains_on_its_own_rows_of_a_game_of_turns(tmp_path: Path) -> None:
     pool = {"self_play_pool_share": 0.7, "self_play_add_every_env_steps": 500, "env": "agent_envs:masked"}
-    result = train(tmp_path, train_for_env_steps=2000, use_rnn=True, rnn_size=8, **pool, **MODES["serial"])
+    result = train(tmp_path, train_for_env_steps=1200, use_rnn=True, rnn_size=8, **pool, **MODES["serial"])
     ratios = values_of(result, "train/max_ratio_deviation_first_batch")
     assert len(ratios) > 1 and max(ratios) < 1e-4
     assert sum(member["won"] + member["lost"] for member in ratings_of(result.folder)["members"]) > 10
