@@ -111,11 +111,11 @@ def test_a_serial_run_repeats_to_the_bit(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", ["a2c", "sac"])
 def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     settings = {**(A2C if algo == "a2c" else SAC), "backend": "hogwild", "normalize_input": True}
-    settings["train_for_env_steps"] = 2000
+    settings["train_for_env_steps"] = 2000 if algo == "a2c" else 500
     first = run(tmp_path / "first", "async-local", "ContextualBandit", **settings)
     path = Path(first.outcome.checkpoint)
     # The workers start at different times, and A2C makes 10,000 steps a second: one may make all steps of a run.
-    settings["train_for_env_steps"] = num_steps = 12_000 if algo == "a2c" else 4000
+    settings["train_for_env_steps"] = num_steps = 12_000 if algo == "a2c" else 1200
     second = run(tmp_path / "second", "async-local", "ContextualBandit", resume_from=path, **settings)
     before, after = (checkpoint.load(Path(finished.outcome.checkpoint)).state for finished in (first, second))
     assert num_steps <= after["env_steps"] < num_steps + 200
@@ -124,7 +124,7 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     assert [sum(steps) for steps in counts] == [before["env_steps"], after["env_steps"]]
     assert all(now >= then for then, now in zip(*counts, strict=True))
     made = after["policy_version"] - before["policy_version"]
-    expected = (after["env_steps"] - before["env_steps"]) / 64 if algo == "a2c" else 2000 - 200
+    expected = (after["env_steps"] - before["env_steps"]) / 64 if algo == "a2c" else 700 - 200
     assert made == pytest.approx(expected, rel=0.1)
     assert after["obs_count"] > before["obs_count"]
 
