@@ -90,14 +90,18 @@ def test_an_observer_gives_a_policy_the_weights_of_another_one(tmp_path: Path) -
     assert torch.equal(first["policy_head.weight"], second["policy_head.weight"])
 
 
-@pytest.mark.parametrize(("mode", "use_rnn"), [("sync-local", True), ("async-central", False)])
-def test_a_map_drawn_for_each_episode_gives_each_policy_its_own_rows(tmp_path: Path, mode: str, use_rnn: bool) -> None:
-    memory = {"use_rnn": use_rnn, "rnn_size": 8}
-    settings = {**SETTINGS, "train_for_env_steps": 12_000, "num_policies": 3, "policy_mapping": "random", **memory}
+@pytest.mark.parametrize(
+    ("mode", "use_rnn", "num_policies", "env_steps"), [("sync-local", True, 2, 4000), ("async-central", False, 3, 7000)]
+)
+def test_a_map_drawn_for_each_episode_gives_each_policy_its_own_rows(
+    tmp_path: Path, mode: str, use_rnn: bool, num_policies: int, env_steps: int
+) -> None:
+    settings = {**SETTINGS, "train_for_env_steps": env_steps, "num_policies": num_policies, "policy_mapping": "random"}
+    settings |= {"use_rnn": use_rnn, "rnn_size": 8}
     finished = run(tmp_path, mode, "agent_envs:take_turns", **settings)
     if mode == "sync-local":
         assert first_ratios(finished) < 1e-4
-    for policy_idx in range(3):
+    for policy_idx in range(num_policies):
         result = evaluate(policy_of(finished, policy_idx), episodes=10, deterministic=True)
         assert result.returns_by_agent == {"first": (3.0,) * 10, "second": (2.0,) * 10}
     steps = {report.policy_idx: report.agent_steps for report in finished.learner_reports}
@@ -105,7 +109,7 @@ def test_a_map_drawn_for_each_episode_gives_each_policy_its_own_rows(tmp_path: P
     played = [
         each.policy_idx for report in finished.reports if isinstance(report, RolloutReport) for each in report.episodes
     ]
-    assert set(played) == {0, 1, 2}
+    assert set(played) == set(range(num_policies))
 
 
 @pytest.mark.parametrize("mode", ["sync-local", "async-local"])
