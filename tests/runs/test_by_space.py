@@ -140,7 +140,7 @@ def test_a_wrong_draw_of_a_function_is_one_sentence(tmp_path: Path) -> None:
     [
         ((), "different spaces, each with as many policies, and --num_policies=1 is not a multiple of that: set"),
         (("--num_policies=5",), "--num_policies=5 is not a multiple of that: set --num_policies=6."),
-        (("--num_policies=3", "--policy_mapping=by_space"), "no multiple of that: set --num_policies=4."),
+        (("--num_policies=3", "--policy_mapping=by_space"), "not a multiple of that: set --num_policies=4."),
         (("--num_policies=2", "--policy_mapping=random"), "agents to policies of other spaces"),
         (("--num_policies=2", "--policy_mapping=shared"), "so set --policy_mapping=by_space"),
         (("--num_policies=2", "--policy_mapping=independent"), "set --num_policies=3"),
