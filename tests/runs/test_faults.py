@@ -76,9 +76,7 @@ def test_others_go_on_while_a_worker_hangs(
     monkeypatch.setattr(runner, "GRACE_S", 0.2)
     sign = tmp_path / "sign"
     kwargs = {"only": 0, "run_seed": 1, "sign": str(sign)}
-    finished = run(
-        tmp_path, "async-local", "faulty_envs:Stands-v0", env_kwargs=kwargs, env_step_timeout=1e5, **backend
-    )
+    finished = run(tmp_path, "async-local", "faulty_envs:Stands-v0", env_kwargs=kwargs, env_step_timeout=1e5, **backend)
     assert sign.exists()
     assert finished.outcome.is_complete
     hung, other = steps_of_workers(finished)

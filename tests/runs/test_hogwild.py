@@ -92,7 +92,10 @@ def test_the_entropy_coefficient_and_the_targets_are_those_of_all_workers(tmp_pa
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_workers_keep_a_bound_of_staleness(algo: str, tmp_path: Path) -> None:
-    settings = {**(PPO if algo == "ppo" else {**SAC, "backend": "hogwild"}), "train_for_env_steps": 1500 if algo == "ppo" else 700}
+    settings = {
+        **(PPO if algo == "ppo" else {**SAC, "backend": "hogwild"}),
+        "train_for_env_steps": 1500 if algo == "ppo" else 700,
+    }
     settings |= {"num_workers": 4, "num_envs_per_worker": 1, "hogwild_max_staleness": 1}
     finished = run(tmp_path, "async-local", "ContextualBandit", **settings)
     found = [report.staleness for report in finished.reports if isinstance(report, RolloutReport)]
