@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +18,12 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import psutil
 import pytest
+import quick_probe
 import torch
 import unavoidable
 
@@ -59,9 +63,18 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a process of pytest-xdist: it has the folder of the one that started it
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="asyncrl-tests-")
+    # Otherwise each process that a test starts would compile every module of asyncrl again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     os.environ["MPLCONFIGDIR"] = os.path.join(folder, "matplotlib")
     # At the very end: multiprocessing removes its own folder in there with priority -100.
     util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
+def pytest_collection_finish() -> None:
+    """Excludes all modules that are loaded now from collections of garbage, which take half a second with them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -123,23 +136,24 @@ def nothing_is_left() -> Iterator[None]:
     """
     start_loading_modules(process_context())
     resource_tracker.ensure_running()
-    gc.collect()
     entries_before = _shared_memory_entries()
     children_before = _children()
     descriptors_before = _descriptors()
     yield
-    gc.collect()
     assert _settled(lambda: _children() - children_before) == set(), "child processes are left"
     assert _settled(lambda: _new_descriptors(descriptors_before)) == set(), "descriptors are left"
     assert _settled(lambda: _new_entries(entries_before)) == set(), "entries in /dev/shm are left"
 
 
 def _settled(left: Callable[[], set[str]]) -> set[str]:
-    """What is left once that no longer falls by itself: a process that was killed is gone a moment later."""
+    """What remains after a while: a process that was killed is gone a moment later, and a collection closes what only
+    cycles hold. It is made only where something is left, because it takes a second when many modules are loaded.
+    """
     deadline = time.monotonic() + _SETTLE_S
     while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.02)
-        gc.collect()
+        if left():
+            gc.collect()
     return found
 
 
@@ -190,6 +204,19 @@ def _memory_maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_probes() -> Iterator[None]:
+    """Environments are examined in forks of this process; commands that are not started quickly examine as usual."""
+    with mock.patch.object(probe, "subprocess", quick_probe.SUBPROCESS):
+        yield
+
+
+@pytest.fixture
+def fresh_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments are examined in a new interpreter, as for a user."""
+    monkeypatch.setattr(probe, "subprocess", subprocess)
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from matplotlib.figure import Figure
+from quick_start import QuickProcess
 
 from asyncrl import benchmark, plot, train
 from asyncrl.config.schema import TrainConfig
@@ -173,8 +172,8 @@ def test_settings_of_another_backend_than_the_modes_are_refused(tmp_path, capfd)
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
 def test_an_interrupted_benchmark_keeps_what_it_measured(tmp_path):
-    command = [sys.executable, "-m", "asyncrl.benchmark", *TINY, "--modes=sync", f"--output={tmp_path}/out"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    flags = [*TINY, "--modes=sync", f"--output={tmp_path}/out"]
+    process = QuickProcess("asyncrl.benchmark", flags, tmp_path, os.environ)
     deadline = time.monotonic() + 300
     while not (tmp_path / "out" / "runs").exists():
         assert process.poll() is None, process.communicate()

@@ -196,6 +196,7 @@ def test_a_replaced_id_is_one_sentence_in_train_trainer_and_evaluate(
 REGISTER = "gymnasium.register('Renamed-v{}', entry_point=typed_envs.make)\n"
 
 
+@pytest.mark.usefixtures("fresh_probes")
 @pytest.mark.parametrize(("package", "when"), [("dm_control", "import"), ("gymnasium_robotics", "construction")])
 def test_a_simulator_that_does_not_know_mujoco_4_names_the_version_to_install(
     package: str, when: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

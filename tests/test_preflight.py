@@ -232,6 +232,7 @@ def test_a_check_of_the_environment_that_takes_long_is_said_meanwhile(
     assert said == ["Checking Choice-v0"]
 
 
+@pytest.mark.usefixtures("fresh_probes")
 def test_an_environment_that_only_this_program_has_registered_is_told_how_its_processes_find_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -93,6 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "site"
 
 
+@pytest.mark.long
 def test_the_site_has_every_setting_and_every_metric(site: Path) -> None:
     settings, metrics = ((site / name).read_text(encoding="utf-8") for name in ("settings.html", "metrics.html"))
     assert {setting.section for setting in all_settings().values()} <= set(SECTION_TITLES)
@@ -102,6 +103,7 @@ def test_the_site_has_every_setting_and_every_metric(site: Path) -> None:
     assert "Trainer" in (site / "python_reference.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_every_document_is_in_the_navigation(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     pages = [path.stem for path in (ROOT / "docs").glob("*.md")]

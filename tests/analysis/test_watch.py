@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 BUSY_CHILD = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(40_000_000); end = time.time() + 3\\n"
+child = subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(40_000_000); end = time.time() + 1.5\\n"
                                                 "while time.time() < end: pass"])
 child.wait()
 """
@@ -33,7 +33,8 @@ def test_cpu_between_two_moments_is_interpolated():
     assert usage.cpu_between(5.0, 15.0) == pytest.approx(15.0 - 2.5)
 
 
-def test_what_descendants_use_counts(tmp_path):
+def test_what_descendants_use_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncrl.analysis.benchmark.watch._LOOK_EVERY_S", 0.2)
     log = tmp_path / "out.log"
     usage = run_watched([sys.executable, "-c", BUSY_CHILD], log)
     cpu = [used for _, used in usage.cpu]

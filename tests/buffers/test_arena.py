@@ -8,7 +8,7 @@ import tempfile
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
-import child_targets
+import arena_targets
 import numpy as np
 import pytest
 from command import wait_until
@@ -100,7 +100,7 @@ def test_a_child_sees_the_same_pages_and_wakes_its_parent(
     arena, to_child, to_parent = Arena.create([*SPECS, ArraySpec("of.1.numbers", "int64", (5,))]), Waker(), Waker()
     view = arena.scoped(prefix) if prefix else arena
     entries = set(os.listdir("/dev/shm"))
-    child = context.Process(target=child_targets.add_one, args=(view, to_child, to_parent), daemon=True)
+    child = context.Process(target=arena_targets.add_one, args=(view, to_child, to_parent), daemon=True)
     child.start()
     view.array("numbers")[:] = range(5)
     to_child.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiprocessing.context import BaseContext
 
-import child_targets
+import arena_targets
 import pytest
 
 from asyncrl.buffers.arena import Arena, ArraySpec
@@ -41,7 +41,7 @@ def test_what_was_written_before_a_number_was_pushed_is_seen_when_it_is_popped(
     for slot in range(num_slots):
         grants.push(slot)
     granted.wake()
-    child = context.Process(target=child_targets.fill_slots, args=(arena, count, granted, filled), daemon=True)
+    child = context.Process(target=arena_targets.fill_slots, args=(arena, count, granted, filled), daemon=True)
     child.start()
     expected, num_granted = 0, num_slots
     while expected < count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing.context import BaseContext
 from typing import Any
 
-import child_targets
+import arena_targets
 import numpy as np
 import pytest
 import torch
@@ -87,7 +87,7 @@ def test_no_block_is_torn_while_another_process_publishes_without_pause(context:
     size = 5_000
     arena, stop = Arena.create(weights_specs(size)), Waker()
     channel, out, seen, last_version = WeightsChannel(arena), block(0.0, size), 0, 0
-    writer = context.Process(target=child_targets.hammer_weights, args=(arena, stop), daemon=True)
+    writer = context.Process(target=arena_targets.hammer_weights, args=(arena, stop), daemon=True)
     writer.start()
     num_read = 0
     while num_read < 200:

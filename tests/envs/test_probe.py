@@ -26,6 +26,8 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.processes.main_guard import NO_MAIN_GUARD
 
+pytestmark = pytest.mark.usefixtures("fresh_probes")
+
 PACKAGE = f'"{Path(asyncrl.__file__).parent}/'
 
 MODULE = """

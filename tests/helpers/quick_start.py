@@ -1,8 +1,9 @@
 """Starts `python -m MODULE` from a process that has loaded its modules already, so that loading costs no time.
 
 A command and its fork server would each load PyTorch and Gymnasium: most of what a short run costs. Here the command is
-forked from this process's fork server, and forks its own fork server from itself instead of starting an interpreter.
-Everything else is as in a command that a user starts: its session, environment, arguments, streams, signals and end.
+forked from this process's fork server. It forks its own fork server, and the check of the environment, from itself
+instead of starting an interpreter. Everything else is as in a command that a user starts: its session, environment,
+arguments, streams, signals and end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+import quick_probe
+
+from asyncrl.envs import probe
 from asyncrl.processes.children import process_context, start_loading_modules
 
 MODULES = ("asyncrl.train", "asyncrl.evaluate")
@@ -138,6 +142,7 @@ def _run_module(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _be_the_first_process()
+    probe.subprocess = quick_probe.SUBPROCESS  # type: ignore[assignment]
     code: object = 0
     try:
         with warnings.catch_warnings():

@@ -153,7 +153,7 @@ def assert_same(arrays: OnPolicyLearner, autograd: OnPolicyLearner) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(variant=VARIANTS, seed=st.integers(0, 1000))
 def test_steps_in_arrays_are_those_of_autograd(spec: EnvSpec, variant: dict[str, Any], seed: int) -> None:
     arrays, autograd = both_for(spec, num_epochs=2, **variant)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from child_targets import exchange_once
+from arena_targets import exchange_once
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import FixedCall

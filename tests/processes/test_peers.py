@@ -119,6 +119,7 @@ def test_a_store_that_does_not_answer_any_more_is_noticed(
     how: str, join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "SILENCE_S", 0.5)
+    monkeypatch.setattr(peers, "LEAVE_S", 1.0)
     is_over = threading.Event()
 
     class LostStore:
@@ -165,7 +166,7 @@ def test_settings_may_take_as_long_as_the_first_rank_lives(
 ) -> None:
     with join(0) as first, join(1) as second:
         monkeypatch.setattr(peers, "START_S", 0.5)
-        sender = threading.Timer(2.0, first.send_settings, [{"config": {}}])
+        sender = threading.Timer(1.0, first.send_settings, [{"config": {}}])
         sender.start()
         assert second.receive_settings() == {"config": {}}
 
@@ -211,8 +212,8 @@ def test_a_rank_that_is_started_again_alone_gets_no_answer(
 ) -> None:
     with join(0) as first, join(1):
         wait_for_beats(first)
-        monkeypatch.setattr(peers, "START_S", 3.0)
-        with pytest.raises(RunFailed, match=r"rank 1: rank 0 has not answered for 3 s"):
+        monkeypatch.setattr(peers, "START_S", 1.0)
+        with pytest.raises(RunFailed, match=r"rank 1: rank 0 has not answered for 1 s"):
             join(1)
 
 

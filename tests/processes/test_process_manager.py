@@ -174,7 +174,7 @@ def test_results_and_reports_arrive_and_a_name_can_be_used_again_after_a_reap(
 def test_a_child_that_hangs_is_killed_with_its_stacks_in_its_log(
     manager: ProcessManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_STACK_S", 3.0)
+    monkeypatch.setattr(processes, "_STACK_S", 1.0)
     manager.start("rollout-3", child_targets.report_and_sleep)
     reports_of(manager, 1)
     manager.kill_hung("rollout-3", "slept too long")

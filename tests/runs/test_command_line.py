@@ -219,7 +219,7 @@ def test_ctrl_c_twice_stops_in_the_middle_of_an_update(start: Callable[..., Comm
     training = start("asyncrl.train", *stalling, *PROBE)
     training.wait_until((tmp_path / "stalled").exists, "an update is under way")
     os.killpg(training.process.pid, signal.SIGINT)
-    time.sleep(3.0)  # two at once would be one request
+    time.sleep(1.0)  # two at once would be one request
     assert training.process.poll() is None, "the first Ctrl-C waits for the update to end"
     os.killpg(training.process.pid, signal.SIGINT)
     code, stdout, stderr = training.finish()
@@ -234,9 +234,9 @@ def test_ctrl_c_twice_stops_in_the_middle_of_an_update(start: Callable[..., Comm
 
 def test_what_the_process_was_before_it_was_this_command_is_not_its_time(tmp_path: Path) -> None:
     given_at = time.monotonic()
-    slept_s = 2.0
+    slept_s = 1.0
     shell = ("bash", "-c", f'sleep {slept_s}; exec "$0" "$@"')
-    flags = ("--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=500", *PROBE)
+    flags = ("--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=64", *PROBE)
     training = Command("asyncrl.train", *flags, cwd=tmp_path, prefix=shell)
     code, _, stderr = training.finish()
     assert code == 0, stderr

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
-import child_targets
+import arena_targets
 import numpy as np
 import pytest
 import torch
@@ -183,7 +183,7 @@ def test_updates_whose_graph_fails_go_on_without_and_leave_no_memory_behind() ->
 def test_another_process_reads_the_weights_on_the_device(context: BaseContext) -> None:
     size = 5_000
     arena, ready, done = Arena.create(weights_specs(size)), Waker(), Waker()
-    process = context.Process(target=child_targets.publish_on_device, args=(arena, ready, done), daemon=True)
+    process = context.Process(target=arena_targets.publish_on_device, args=(arena, ready, done), daemon=True)
     process.start()
     assert ready.wait(120.0)
     channel, out = WeightsChannel(arena), torch.zeros(size, device=CUDA)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quick_start import QuickProcess
 
 TIMEOUT_S = 120.0
 SETTINGS = ("--env=CartPole-v1", "--num_workers=2", "--train_for_env_steps=300", "--with_tensorboard=False")
@@ -27,9 +26,7 @@ NO_THREADS = (
     "threading.Thread.start = limited"
 )
 
-
-def limit(kind: int, most: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(kind, (most, most))
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_{0}, ({1}, {1}))"
 
 
 def run(
@@ -37,20 +34,27 @@ def run(
     command: str,
     *arguments: str,
     prelude: str = "",
-    limit: Callable[[], None] | None = None,
+    is_fresh: bool = False,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A command in its own process, whose system is changed by `prelude` or by `limit` first."""
+    """A command in its own process, whose system is changed by `prelude` first.
+
+    `is_fresh`: it is started by its own interpreter, which has loaded nothing.
+    """
     code = f"import sys\n{prelude}\nfrom asyncrl.{command} import main\nif __name__ == '__main__': sys.exit(main())"
+    (tmp_path / "limited.py").write_text(code)
+    if not is_fresh:
+        process = QuickProcess("limited", arguments, tmp_path, {**os.environ, **environment})
+        stdout, stderr = process.communicate()
+        return subprocess.CompletedProcess([command, *arguments], process.wait(), stdout, stderr)
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-m", "limited", *arguments],
         cwd=tmp_path,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
-        preexec_fn=limit,
     )
 
 
@@ -64,7 +68,7 @@ def is_one_sentence(result: subprocess.CompletedProcess[str], *parts: str) -> bo
 @pytest.mark.parametrize("command", ["validate", "train", "doctor"])
 def test_a_limit_that_is_too_low_is_one_sentence_before_the_run(tmp_path: Path, command: str) -> None:
     settings = () if command == "doctor" else SETTINGS
-    result = run(tmp_path, command, *settings, limit=limit(resource.RLIMIT_NOFILE, 36))
+    result = run(tmp_path, command, *settings, prelude=LIMIT.format("NOFILE", 36))
     assert is_one_sentence(result, "may open 36 files", "needs about", "ulimit -Hn"), result.stderr
     assert not (tmp_path / "train_dir").exists()
 
@@ -75,8 +79,12 @@ def test_a_limit_that_is_too_low_is_one_sentence_before_the_run(tmp_path: Path, 
         ("validate", {"prelude": FEW_TASKS}, ("allows 30 processes and threads", "22 run", "--pids-limit")),
         ("train", {"prelude": NO_THREADS}, ("threads can be started", "ulimit -u")),
         ("validate", {"prelude": NO_TEMPORARY_FOLDER}, ("temporary folder", "TMPDIR")),
-        ("train", {"limit": limit(resource.RLIMIT_AS, 800 << 20)}, ("819200 KiB of address space", "ulimit -v")),
-        ("train", {"limit": limit(resource.RLIMIT_FSIZE, 20 << 10)}, ("A file may have 20 KiB", "ulimit -f")),
+        (
+            "train",
+            {"prelude": LIMIT.format("AS", 800 << 20), "is_fresh": True},
+            ("819200 KiB of address space", "ulimit -v"),
+        ),
+        ("train", {"prelude": LIMIT.format("FSIZE", 20 << 10)}, ("A file may have 20 KiB", "ulimit -f")),
     ],
     ids=["control group", "threads", "temporary folder", "address space", "file size"],
 )

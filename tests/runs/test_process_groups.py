@@ -45,7 +45,7 @@ def living(folder: Path, worker: int | None = None) -> list[int]:
 
 @pytest.mark.parametrize(
     ("flags", "hangs"),
-    [((), False), (HOGWILD, False), (("--env_step_timeout=2",), True)],
+    [((), False), (HOGWILD, False), (("--env_step_timeout=1",), True)],
     ids=["killed", "killed hogwild", "hangs"],
 )
 def test_simulators_end_with_their_worker_before_its_successor_starts(

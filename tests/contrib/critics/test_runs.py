@@ -28,15 +28,15 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 def test_critics_of_blocks_and_bins_find_a_distant_action(tmp_path: Path) -> None:
     settings = {**SAC, **critic_set("simba_v2", 32), "ent_coef": 0.1, "policy_delay": 1}
-    settings |= {"learning_rate": 0.005, "gamma": 0.8}
+    settings |= {"learning_rate": 0.005, "gamma": 0.8, "train_for_env_steps": 800}
     finished = run(tmp_path, "serial", "DistantTarget", **settings)
     policy = load_policy(Path(finished.outcome.checkpoint))
     assert policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
 
 
 def test_a_run_that_is_resumed_equals_one_that_never_stopped(tmp_path: Path) -> None:
-    settings = {**SAC, **critic_set("simba_v2"), "save_replay": True, "train_for_env_steps": 900}
-    settings |= {"save_every_env_steps": 400, "updates_per_env_step": 0.2}
+    settings = {**SAC, **critic_set("simba_v2"), "save_replay": True, "train_for_env_steps": 500}
+    settings |= {"save_every_env_steps": 300, "updates_per_env_step": 0.2}
     first, second = whole_and_resumed(tmp_path, "CartPole-v1", **settings)
     names = [name for name in first.state if name.startswith("return_")]
     assert len(names) == 4

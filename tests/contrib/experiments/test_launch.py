@@ -267,9 +267,9 @@ def test_a_launch_that_is_stopped_stops_its_runs_and_continues(tmp_path, pretend
 @pytest.mark.timeout(480)
 def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
     grid = tmp_path / "grid.yaml"
-    settings = "{env: CartPole-v1, serial_mode: true, async_rl: false, train_for_env_steps: 60000, save_every_s: 0.2}"
-    grid.write_text(f"settings: {settings}\nseeds: 2\n")
-    command = [sys.executable, "-m", "asyncrl", "launch", str(grid), f"--train_dir={tmp_path / 'runs'}", "--slots=2"]
+    settings = "{env: CartPole-v1, serial_mode: true, async_rl: false, train_for_env_steps: 20000, save_every_s: 0.2}"
+    grid.write_text(f"settings: {settings}\nseeds: 1\n")
+    command = [sys.executable, "-m", "asyncrl", "launch", str(grid), f"--train_dir={tmp_path / 'runs'}"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         checkpoints = tmp_path / "runs" / "CartPole-v1_seed0" / "checkpoints"
@@ -278,14 +278,14 @@ def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
-    assert len(children) >= 2
+    assert children
     _, alive = psutil.wait_procs(children, timeout=10.0)
     assert not alive
 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "| CartPole-v1 | 2 of 2 | " in done.stdout
+    assert "| CartPole-v1 | 1 of 1 | " in done.stdout
     entries = json.loads((tmp_path / "runs" / "results.json").read_text())
-    assert [entry["env_steps"] >= 60000 for entry in entries] == [True, True]
+    assert [entry["env_steps"] >= 20000 for entry in entries] == [True]
     output = (tmp_path / "runs" / "output" / "CartPole-v1_seed0.log").read_text()
     assert "Resuming from" in output or "Nothing to do" in output
 

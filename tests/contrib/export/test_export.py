@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn": ("CartPole-v1", {"algo": "dqn", "dueling": True, "exploration_initial_eps": 0.5}),
     "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
 }
+
+QUICK = ("sac-residual_blocks-hyperspherical_weights", "lstm-two-layers-choices", "masks", "dict-tuple-image")
+"""Cases whose file is computed by onnxruntime in the default suite: each kind of input, core and action."""
 
 
 def make_policy(env_id: str, settings: dict[str, Any]) -> Policy:
@@ -112,7 +116,54 @@ def batch_of(observations: list[Any]) -> Any:
     return np.stack(observations)
 
 
+def check_steps(policy: Policy, module: Any, compute: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]) -> None:
+    """Fails unless `compute` returns what the policy does in three steps of eight environments.
+
+    Args:
+        policy: the policy.
+        module: what names the inputs and outputs.
+        compute: returns the outputs in the order of their names.
+    """
+    observations = recorded(policy, 24)
+    state = policy.initial_state(8)
+    policy.reset()
+    for step in (observations[start : start + 8] for start in range(0, 24, 8)):
+        feed = feed_of(policy, step, module.input_names) | {"noise": np.zeros((8, module.num_noise), np.float32)}
+        if policy._model.rnn_state_size > 0:
+            feed["state"] = state
+        assert feed.keys() == set(module.input_names)
+        found = dict(zip(module.output_names, compute(feed), strict=True))
+        rows = torch.from_numpy(policy._rows_of(batch_of(step)))
+        acted = policy._model.act(rows, None, torch.from_numpy(state), deterministic=True)
+        np.testing.assert_allclose(found["parameters"], acted.action_parameters.numpy(), rtol=1e-5, atol=1e-6)
+        expected, state = policy.step(rows.numpy(), state, deterministic=True)
+        actions = [found[name] for name in module.output_names if name.startswith("action")]
+        for one, other in zip(actions, flat_actions(expected), strict=True):
+            assert one.dtype == other.dtype and one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        if policy._model.rnn_state_size > 0:
+            np.testing.assert_allclose(found["next_state"], state, rtol=1e-5, atol=1e-6)
+            assert np.abs(state).max() > 0.01
+
+
+def module_of(policy: Policy) -> exported.ExportedPolicy:
+    return exported.ExportedPolicy(policy._model, policy.spec, policy.config).eval()
+
+
 @pytest.mark.parametrize("case", CASES)
+def test_the_module_of_a_file_computes_what_the_policy_does_on_the_environments_observations(case: str) -> None:
+    policy = make_policy(*CASES[case])
+    module = module_of(policy)
+
+    def compute(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [result.numpy() for result in module(*(torch.from_numpy(feed[name]) for name in module.input_names))]
+
+    check_steps(policy, module, compute)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observations(case: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -123,34 +174,16 @@ def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observati
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     metadata = session.get_modelmeta().custom_metadata_map
     about = {key.removeprefix("asyncrl."): json.loads(metadata[key]) for key in metadata if key.startswith("asyncrl.")}
-    inputs = {each.name for each in session.get_inputs()}
-    observations = recorded(policy, 24)
-    steps = [observations[start : start + 8] for start in range(0, 24, 8)]  # three steps of eight environments
-    state = policy.initial_state(8)
-    num_noise = sum(count for _, count in about["noise"])
-    policy.reset()
-    for step in steps:
-        feed = feed_of(policy, step, about["inputs"]) | {"noise": np.zeros((8, num_noise), np.float32)}
-        if about["state_size"]:
-            feed["state"] = state
-        assert inputs == feed.keys()
-        found = dict(zip(about["outputs"], session.run(about["outputs"], feed), strict=True))
-        rows = torch.from_numpy(policy._rows_of(batch_of(step)))
-        acted = policy._model.act(rows, None, torch.from_numpy(state), deterministic=True)
-        np.testing.assert_allclose(found["parameters"], acted.action_parameters.numpy(), rtol=1e-5, atol=1e-6)
-        expected, state = policy.step(rows.numpy(), state, deterministic=True)
-        actions = [found[name] for name in about["outputs"] if name.startswith("action")]
-        for one, other in zip(actions, flat_actions(expected), strict=True):
-            assert one.dtype == other.dtype and one.shape == other.shape
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-        if about["state_size"]:
-            np.testing.assert_allclose(found["next_state"], state, rtol=1e-5, atol=1e-6)
-            assert np.abs(state).max() > 0.01
+    module = module_of(policy)
+    assert (about["inputs"], about["outputs"]) == (module.input_names, module.output_names)
+    assert about["noise"] == [list(kind) for kind in module.noise_kinds]
+    assert about["state_size"] == policy._model.rnn_state_size
+    assert {each.name for each in session.get_inputs()} == set(about["inputs"])
+    check_steps(policy, module, lambda feed: session.run(about["outputs"], feed))
 
 
-@pytest.mark.parametrize("case", ["gru", "dict-tuple-image"])
-def test_torch_loads_the_other_format_without_asyncrl(case: str, tmp_path: Path) -> None:
-    policy = make_policy(*CASES[case])
+def test_torch_loads_the_other_format_without_asyncrl(tmp_path: Path) -> None:
+    policy = make_policy(*CASES["gru"])
     path = tmp_path / "policy.pt2"
     assert policy.export(path, "torch_export") < 1e-6
     code = (
@@ -188,19 +221,16 @@ def test_a_policy_of_images_alone_is_exported(
     assert policy.export(tmp_path / "policy.pt2", format) < 1e-5
 
 
-def test_noise_makes_the_policys_distribution(tmp_path: Path) -> None:
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+def test_noise_makes_the_policys_distribution() -> None:
     policy = make_policy("SeeAndTell-v0", {"action_unit": "raw"})
-    policy.export(tmp_path / "policy.onnx")
-    session = runtime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
-    kinds = json.loads(session.get_modelmeta().custom_metadata_map["asyncrl.noise"])
-    assert kinds == [["gumbel", 2], ["normal", 1]]
+    module = module_of(policy)
+    assert module.noise_kinds == [("gumbel", 2), ("normal", 1)]
     generator, num_rows = np.random.default_rng(0), 20_000
     observation = recorded(policy, 1)[0]
     noise = np.concatenate([generator.gumbel(size=(num_rows, 2)), generator.standard_normal((num_rows, 1))], axis=1)
-    feed = feed_of(policy, [observation] * num_rows, ["observation/image", "observation/vector"])
-    parameters, choice, number = session.run(None, {**feed, "noise": noise.astype(np.float32)})
+    feed = feed_of(policy, [observation] * num_rows, module.input_names) | {"noise": noise.astype(np.float32)}
+    arguments = [torch.from_numpy(feed[name]) for name in module.input_names]
+    parameters, choice, number = (result.numpy() for result in module(*arguments))
     probability, mean, std = np.exp(parameters[0, 1]), parameters[0, 2], np.exp(parameters[0, 3])
     assert abs(choice.mean() - probability) < 4 * np.sqrt(probability * (1 - probability) / num_rows) + 1e-3
     expected = np.clip(mean + std * noise[:, 2], -1.0, 1.0)
@@ -317,6 +347,7 @@ def test_a_path_may_begin_with_the_users_folder(monkeypatch: pytest.MonkeyPatch)
     check_users_folder(command._Options, ("out",), monkeypatch)
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_the_policy_of_a_run_with_named_images_is_exported(tmp_path: Path) -> None:
     where = [f"--train_dir={tmp_path}", "--experiment=run"]
     images = {"shape": (12, 10), "dtype": "float32", "high": 1, "key": "camera"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from command import Command
 import asyncrl
 from asyncrl.storage import checkpoint
 from asyncrl.storage.locating import policy_folder
+
+pytestmark = pytest.mark.usefixtures("probes_here")
 
 GAMES: dict[str, Any] = {
     "num_workers": 2,
@@ -60,7 +63,7 @@ class StopWhenShared(asyncrl.Observer):
         self.file = file
 
     def on_record(self, run: asyncrl.Run, record: Any) -> None:
-        if record.env_steps > 30_000 and self.file.exists():
+        if record.env_steps > 8000 and self.file.exists():
             run.stop()
 
 
@@ -73,23 +76,23 @@ def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
     return evaluate(policy, episodes=10, deterministic=True).mean_reward
 
 
-@pytest.mark.parametrize("mode", ["sync-local", "async-central"])
+SERIAL: dict[str, Any] = {"serial_mode": True, "async_rl": False}
+
+
+@pytest.mark.parametrize("mode", [SERIAL, {"inference_mode": "central"}], ids=["serial", "async-central"])
 def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_return(
-    tmp_path: Path, mode: str
+    tmp_path: Path, mode: dict[str, Any]
 ) -> None:
-    timing, _, inference = mode.partition("-")
     config = asyncrl.TrainConfig(
         env="agent_envs:own_bits",
         num_policies=3,
         train_for_env_steps=10**7,
         train_dir=str(tmp_path),
         experiment="run",
-        async_rl=timing == "async",
-        inference_mode=inference,
         learning_rate=0.01,
         pbt_mutation_rate=0.0,
         policies={1: {"learning_rate": SLOW}, 2: {"learning_rate": SLOW}},
-        **{**GAMES, "pbt_start_mutation": 3000},
+        **{**GAMES, **mode, "pbt_start_mutation": 3000},
     )
     result = asyncrl.Trainer(config, callbacks=[StopAfterTakeovers(3, 300)]).run()
     history = lines(result.folder)
@@ -134,8 +137,7 @@ def test_a_policy_that_never_plays_the_first_agent_has_its_turns(tmp_path: Path)
         train_for_env_steps=20_000,
         train_dir=str(tmp_path),
         experiment="run",
-        serial_mode=True,
-        async_rl=False,
+        **SERIAL,
         **GAMES,
     )
     result = asyncrl.Trainer(config, callbacks=[StopAfterTurns(2, 1)]).run()
@@ -176,22 +178,33 @@ def test_each_policy_has_the_reward_shaping_of_its_line_in_the_environment(tmp_p
     assert round(second, 4) in returns.of_policies[1] <= {1.0, round(second, 4)}  # 1 is that of the first episodes
 
 
-@pytest.mark.parametrize("mode", ["serial", "async"])
-def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: str) -> None:
-    modes = {"serial": {"serial_mode": True, "async_rl": False}, "async": {}}
-    shared: dict[str, Any] = {
-        "env": "agent_envs:own_bits",
-        "train_dir": str(tmp_path),
-        "pbt_shared_dir": str(tmp_path / "shared"),
-        "pbt_mutation_rate": 0.0,
-        **GAMES,
-        **modes[mode],
-        "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
-    }
-    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=10**7)
-    until_shared = StopWhenShared(tmp_path / "shared" / "good.npz")
+SHARING: dict[str, Any] = {
+    **GAMES,
+    "env": "agent_envs:own_bits",
+    "pbt_mutation_rate": 0.0,
+    "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
+    "train_for_env_steps": 10**7,
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of_a_good_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shared folder with the weights of a run that has learned."""
+    place = tmp_path_factory.mktemp("good")
+    folders = {"train_dir": str(place), "pbt_shared_dir": str(place / "shared")}
+    good = asyncrl.TrainConfig(**SHARING, **SERIAL, **folders, experiment="good", learning_rate=0.01)
+    until_shared = StopWhenShared(place / "shared" / "good.npz")
     assert mean_return(asyncrl.Trainer(good, callbacks=[until_shared]).run()) > 6.0
-    bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=10**7)
+    return place / "shared"
+
+
+@pytest.mark.parametrize("mode", [SERIAL, {}], ids=["serial", "async"])
+def test_a_run_takes_over_weights_from_the_shared_folder(
+    tmp_path: Path, folder_of_a_good_run: Path, mode: dict[str, Any]
+) -> None:
+    shutil.copytree(folder_of_a_good_run, tmp_path / "shared", copy_function=shutil.copy)  # files of now
+    folders = {"train_dir": str(tmp_path), "pbt_shared_dir": str(tmp_path / "shared")}
+    bad = asyncrl.TrainConfig(**SHARING, **mode, **folders, experiment="bad", learning_rate=SLOW)
     result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 300)]).run()
     taken = [line for line in lines(result.folder) if line["action"] == "replaced"]
     assert taken and taken[0]["source"] == "good"

@@ -57,7 +57,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "what the test waits for did not come"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 class Killer(threading.Thread):
@@ -122,33 +122,25 @@ def restarts(finished: FinishedRun) -> list[RestartReport]:
     return [report for report in finished.reports if isinstance(report, RestartReport)]
 
 
-def test_sync_datasets_of_pools_are_acted_by_the_policy_that_is_trained(cluster: RayCluster, tmp_path: Path) -> None:
-    case = Case("ppo", "sync-local", rnn_type="lstm", killed="rollout")
-    finished, _ = run_case(case, tmp_path, cluster)
-    assert finished.largest_lag == 0
-
-
-def test_local_and_remote_workers_train_together(cluster: RayCluster, tmp_path: Path) -> None:
-    case = Case("ppo", "async-local", killed="rollout")
-    _, counts = run_case(case, tmp_path, cluster, num_workers=1, num_remote_hosts=1)
-    assert counts.lives == NUM_ENVS
-
-
-def test_a_pool_that_dies_is_started_again_and_no_row_is_lost_or_trained_twice(
+def test_a_pool_that_dies_beside_a_local_worker_is_started_again_and_no_row_is_lost_or_trained_twice(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
     case = Case("ppo", "async-local", rnn_type="gru", killed="rollout")
-    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 2)
-    assert counts.lives > NUM_ENVS
-    assert len(restarts(finished)) == 2
-    assert all("its actor has ended" in report.text for report in restarts(finished))
+    settings = {"num_workers": 1, "num_remote_hosts": 1}
+    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 1, **settings)
+    assert counts.lives == NUM_ENVS + NUM_ENVS // 2
+    (report,) = restarts(finished)
+    assert "its actor has ended" in report.text
 
 
-def test_a_worker_of_a_pool_that_dies_is_started_again_by_the_pool(cluster: RayCluster, tmp_path: Path) -> None:
-    case = Case("ppo", "sync-local", killed="rollout")
+def test_a_worker_of_a_pool_that_dies_is_started_again_by_the_pool_and_nothing_of_a_sync_run_is_old(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    case = Case("ppo", "sync-local", rnn_type="lstm", killed="rollout")
     settings = {"num_remote_hosts": 1, "num_workers_per_remote_host": 2}
     finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.workers()[0], 1, **settings)
     assert counts.lives > NUM_ENVS
+    assert finished.largest_lag == 0
     (report,) = restarts(finished)
     assert report.child.startswith("rollout-") and "died: SIGKILL" in report.text
 
@@ -182,10 +174,10 @@ def test_a_replay_holds_every_row_of_local_and_remote_workers_and_of_the_run_bef
 
 def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayCluster, tmp_path: Path) -> None:
     case = Case("sac", "async-local", killed="rollout")
-    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 2)
-    assert counts.lives == 4 + 2 * 2, "environments of a dead pool are made again"
+    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 1)
+    assert counts.lives == 4 + 2, "environments of a dead pool are made again"
     assert counts.trained >= finished.config.train_for_env_steps
-    assert len(restarts(finished)) == 2
+    assert len(restarts(finished)) == 1
 
 
 def test_gradients_of_the_workers_of_a_pool_find_the_right_actions(cluster: RayCluster, tmp_path: Path) -> None:
@@ -226,15 +218,15 @@ def run_gradients(
 
 
 def test_each_gradient_that_comes_from_pools_which_die_is_one_update(cluster: RayCluster, tmp_path: Path) -> None:
-    finished = run_gradients(tmp_path, cluster, lambda: cluster.pools()[0], 2, train_for_env_steps=4000)
-    assert len(restarts(finished)) == 2
+    finished = run_gradients(tmp_path, cluster, lambda: cluster.pools()[0], 1, train_for_env_steps=2000)
+    assert len(restarts(finished)) == 1
 
 
 @pytest.mark.timeout(480)
 def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
     cluster: RayCluster, start: Callable[..., Command], leaves_nothing: None
 ) -> None:
-    flags = ("--env=CartPole-v1", "--cluster=ray", f"--ray_address={cluster.address}", "--num_remote_hosts=2")
+    flags = ("--env=CartPole-v1", "--cluster=ray", f"--ray_address={cluster.address}", "--num_remote_hosts=1")
     training = start("asyncrl.train", *flags, *PROBE[2:])
     training.wait_until_trained(patience_s=150.0)
     os.killpg(training.process.pid, signal.SIGTERM)

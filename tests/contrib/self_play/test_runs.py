@@ -21,11 +21,12 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.inference.policy import load_policy
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.run import runner
 from asyncrl.storage import checkpoint
 from asyncrl.storage.checkpoint import Checkpoint
 from asyncrl.validate import main as validate
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("probes_here")]
 
 SMALL: dict[str, Any] = {
     "env": "agent_envs:duel",
@@ -80,11 +81,10 @@ def save_member(folder: Path, env_steps: int, names_the_bit: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str) -> None:
+def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = {"self_play_pool_share": 0.9, "self_play_add_every_env_steps": 1000, "self_play_pool_size": 3}
-    # A runner looks five times a second, unless it gets no core.
-    num_steps = 8000 if mode == "serial" else 20_000
-    result = train(tmp_path, train_for_env_steps=num_steps, **pool, **MODES[mode])
+    monkeypatch.setattr(runner, "WATCH_S", 0.02)  # the runner adds to the pool when it looks
+    result = train(tmp_path, train_for_env_steps=8000, **pool, **MODES[mode])
     policy = load_policy(result.folder)
     assert evaluate(policy, episodes=10, deterministic=True).mean_reward == 5.0
     if not mode.startswith("async"):
@@ -98,7 +98,7 @@ def test_the_policy_learns_from_its_own_rows_only(tmp_path: Path, mode: str) -> 
 
 def test_a_recurrent_policy_trains_on_its_own_rows_of_a_game_of_turns(tmp_path: Path) -> None:
     pool = {"self_play_pool_share": 0.7, "self_play_add_every_env_steps": 500, "env": "agent_envs:masked"}
-    result = train(tmp_path, train_for_env_steps=2000, use_rnn=True, rnn_size=8, **pool, **MODES["serial"])
+    result = train(tmp_path, train_for_env_steps=1200, use_rnn=True, rnn_size=8, **pool, **MODES["serial"])
     ratios = values_of(result, "train/max_ratio_deviation_first_batch")
     assert len(ratios) > 1 and max(ratios) < 1e-4
     assert sum(member["won"] + member["lost"] for member in ratings_of(result.folder)["members"]) > 10
@@ -108,10 +108,10 @@ def test_a_recurrent_policy_trains_on_its_own_rows_of_a_game_of_turns(tmp_path: 
 def test_members_play_with_the_weights_with_which_they_were_frozen(tmp_path: Path, mode: str) -> None:
     """Without learning, nobody wins against one that names each bit, or loses against one that never does."""
     settings = {"learning_rate": 0.0, "self_play_pool_share": 1.0, "self_play_add_every_env_steps": 10**9}
-    first = train(tmp_path, train_for_env_steps=256, **settings, **MODES[mode])
+    first = train(tmp_path, train_for_env_steps=256, **settings, **MODES["serial"])
     save_member(first.folder, 100, names_the_bit=True)
     save_member(first.folder, 200, names_the_bit=False)
-    train(tmp_path, train_for_env_steps=4000, **settings, **MODES[mode])
+    train(tmp_path, train_for_env_steps=3000, **settings, **MODES[mode])
     right, wrong = ratings_of(first.folder)["members"]
     assert (right["env_steps"], wrong["env_steps"]) == (100, 200)
     assert right["won"] == 0 and right["lost"] > 50

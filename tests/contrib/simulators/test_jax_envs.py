@@ -112,6 +112,7 @@ def test_environments_of_a_package_are_found_by_name() -> None:
     assert env.spec is not None and env.spec.max_episode_steps == LENGTH
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_an_unknown_name_is_one_sentence_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert validate.main(["--env=brax:antt"]) == 2
     printed = capsys.readouterr().err

@@ -88,14 +88,15 @@ def test_a_replay_holds_noise_for_its_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"use_rnn": True, "rnn_size": 8}, {"squash_actions": True}], ids=str)
 def test_the_ratio_is_one_without_lag(settings: dict[str, Any], tmp_path: Path) -> None:
-    finished = run(tmp_path, "serial", "Pendulum-v1", use_sde=True, sde_sample_freq=4, **settings)
+    small = {"num_envs_per_worker": 4, "batch_size": 32, "num_epochs": 1, "train_for_env_steps": 1500}
+    finished = run(tmp_path, "serial", "Pendulum-v1", use_sde=True, sde_sample_freq=4, **small, **settings)
     found = [each.train.max_ratio_deviation_first_batch for each in finished.learner_reports if each.train is not None]
     assert len(found) > 20 and max(found) < 1e-3
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_the_right_action_is_found(algo: str, tmp_path: Path) -> None:
-    own: dict[str, Any] = {**SAC, "train_for_env_steps": 1500} if algo == "sac" else {"train_for_env_steps": 8000}
+    own: dict[str, Any] = {**SAC, "train_for_env_steps": 800} if algo == "sac" else {"train_for_env_steps": 8000}
     finished: FinishedRun = run(tmp_path, "serial", "Reach", use_sde=True, env_kwargs={"low": -1.0, "high": 3.0}, **own)
     assert mean_return(finished) > -0.2
 

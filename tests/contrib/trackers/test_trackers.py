@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_start import QuickProcess
 from small_training import SMALL
 
 import asyncrl
@@ -35,22 +34,6 @@ OFFLINE = {
 }
 # Processes and threads of these libraries outlive a run, so each runs in its own process. A tracker's records are
 # read back in the same process, where its environment variables are set.
-TRAIN_TWICE = """
-import json, pathlib, shutil, sys, time
-from asyncrl import TrainConfig, Trainer
-from asyncrl.observers import trackers
-from monitoring_readers import READERS
-
-name, settings = sys.argv[1], json.loads(sys.argv[2])
-trackers.Tracker.__init__.__defaults__ = (200.0,)  # a library is imported within the wait at the end of a short run
-if __name__ == "__main__":
-    for steps in (2000, 4000):
-        Trainer(TrainConfig(**settings, track=[name], train_for_env_steps=steps), preset="none").run()
-        time.sleep(1.0)  # wandb names the folder of a start by the second
-        if steps == 2000:  # as if the run had been killed before its last checkpoint
-            shutil.rmtree(max(pathlib.Path("train_dir/tracked/checkpoints").glob("checkpoint_*")))
-    print(json.dumps(READERS[name]()))
-"""
 
 
 class FakeRun:
@@ -117,20 +100,18 @@ def records_in(metrics: Path) -> list[tuple[int, dict[str, float]]]:
 @pytest.mark.parametrize("name", trackers.trackers())
 def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip(trackers.trackers()[name][1])
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "helpers")))
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN_TWICE, name, json.dumps({**SAVING, **VIDEOS})],
-        cwd=tmp_path,
-        env={**os.environ, **OFFLINE[name], "PYTHONPATH": path, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "is off," not in done.stderr
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "helpers")))
+    environment = {**os.environ, **OFFLINE[name], "PYTHONPATH": path, "HOME": str(tmp_path)}
+    often = {f"{what}_every_env_steps": 500 for what in ("save", "eval", "video")}
+    settings = json.dumps({**SAVING, **VIDEOS, **often})
+    training = QuickProcess("contrib.trackers.train_twice", [name, settings], tmp_path, environment)
+    stdout, stderr = training.communicate()
+    assert training.returncode == 0, stderr
+    assert "is off," not in stderr
     folder = tmp_path / "train_dir" / "tracked"
     expected = records_in(folder / "metrics.jsonl")
     assert any("eval/mean_reward" in scalars for _, scalars in expected)
-    (found,) = json.loads(done.stdout.splitlines()[-1])  # one run, although it was started twice
+    (found,) = json.loads(stdout.splitlines()[-1])  # one run, although it was started twice
     assert found["id"] == (folder / "trackers" / f"{name}_id").read_text().strip()
     assert float(found["settings"]["learning_rate"]) == 3e-4
     assert "model.safetensors" in found["files"]
