@@ -34,14 +34,22 @@ MODULES = ("asyncrl.train", "asyncrl.evaluate")
 
 
 class QuickProcess:
-    """A command, with the part of `subprocess.Popen` that tests use. Its streams are pipes."""
+    """A command, with the part of `subprocess.Popen` that tests use; its streams are pipes if none are given."""
 
-    def __init__(self, module: str, flags: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        flags: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        stdout_and_stderr: tuple[int, int] | None = None,
+    ) -> None:
         """Starts it in its own session."""
         context = process_context()
         start_loading_modules(context)
-        streams = [os.pipe() for _ in range(2)]
-        target = (module, list(flags), str(cwd), dict(environment), *(_Passed(write_end) for _, write_end in streams))
+        streams = [] if stdout_and_stderr else [os.pipe() for _ in range(2)]
+        written = stdout_and_stderr or [write_end for _, write_end in streams]
+        target = (module, list(flags), str(cwd), dict(environment), *(_Passed(stream) for stream in written))
         self._process = context.Process(target=_run_module, args=target)  # type: ignore[attr-defined]
         self._process.start()
         for _, write_end in streams:
