@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import csv
 import io
 import json
 import logging
 import math
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,17 @@ class JsonLines(RecordWriter):
             file.write(text.encode())
 
 
+@contextlib.contextmanager
+def _without_comet() -> Iterator[None]:
+    """Hides comet_ml: tensorboardX imports it where it is installed, which takes seconds, and no record needs it."""
+    is_hidden = sys.modules.setdefault("comet_ml", None) is None  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        if is_hidden:
+            del sys.modules["comet_ml"]
+
+
 class TensorBoard(RecordWriter):
     """Writes event files with tensorboardX, which the first record imports because that takes most of a second.
 
@@ -97,12 +110,12 @@ class TensorBoard(RecordWriter):
         self.is_off = not run.config.with_tensorboard
 
     def write(self, record: Record) -> None:
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary as Scalars
+        with _without_comet():
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+            from tensorboardX.proto.summary_pb2 import Summary as Scalars
 
         if self._events is None:
-            from tensorboardX.event_file_writer import EventsWriter
-
             self._folder.mkdir(parents=True, exist_ok=True)
             self._events = EventsWriter(str(self._folder / "events"))
             if self._purged_from is not None:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import struct
+import sys
 import time
 from dataclasses import MISSING
 from types import SimpleNamespace
@@ -237,6 +238,17 @@ def test_tensorboard_gets_what_metrics_jsonl_gets(tmp_path):
     assert event.step == 1000
     scalars = {value.tag: value.simple_value for value in event.summary.value}
     assert scalars == pytest.approx({name: value for name, value in run.records[0].items() if name != "env_steps"})
+
+
+def test_tensorboard_is_written_without_comet(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tensorboardX", "comet_ml")]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "comet_ml.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = Run(tmp_path / "run", with_tensorboard=True)
+    run.at(5, learner(1000))
+    assert len(read_events(run.folder.tensorboard)) == 2
+    assert "comet_ml" not in sys.modules
 
 
 def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(tmp_path):
