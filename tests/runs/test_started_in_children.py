@@ -43,7 +43,7 @@ def in_executor(function, *arguments):
 
 def test_forks_of_a_program_may_train_and_evaluate_before_and_after_it_has_trained(tmp_path: Path) -> None:
     calls = [
-        ("daemonic", 'in_pool("a")', "completed"),
+        ("daemonic", 'in_pool("a", True)', "completed"),
         ("leaves busy threads", 'train("b", True, 2)', "completed"),
         ("fork with busy threads", 'in_executor(train, "c", True, 2)', "completed"),
         ("evaluation", 'in_executor(evaluate_the_policy_of, "b")', "True"),
