@@ -170,7 +170,9 @@ def _be_the_first_process() -> None:
     forkserver._forkserver = server  # type: ignore[attr-defined]
     for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
         setattr(forkserver, name, getattr(server, name))
-    util.spawnv_passfds = _fork_interpreter  # type: ignore[assignment]
+    # libuv, with which the store of ranks works, closes descriptors at each fork of a fork.
+    if "RANK" not in os.environ:
+        util.spawnv_passfds = _fork_interpreter  # type: ignore[assignment]
 
 
 def _fork_interpreter(path: Any, arguments: Sequence[Any], passed: Sequence[int]) -> int:
