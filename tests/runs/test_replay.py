@@ -214,7 +214,7 @@ def test_a_replay_that_is_dealt_to_many_environments_waits_until_a_transition_is
     settings = {**SAC, "n_step": 16, "save_replay": True, "num_envs_per_worker": 1, "train_for_env_steps": 260}
     first = run(tmp_path / "first", "serial", "ConstantReward", **settings)
     path = Path(first.outcome.checkpoint)
-    more = {"num_envs_per_worker": 40, "warmup_env_steps": 1, "train_for_env_steps": 1000}
+    more = {"num_envs_per_worker": 40, "warmup_env_steps": 1, "train_for_env_steps": 2000}
     resumed = run(tmp_path / "resumed", "serial", "ConstantReward", resume_from=path, **settings | more)
     assert learner_of(resumed).policy_version > learner_of(first).policy_version
 
