@@ -83,12 +83,14 @@ class JsonLines(RecordWriter):
 @contextlib.contextmanager
 def _without_comet() -> Iterator[None]:
     """Hides comet_ml: tensorboardX imports it where it is installed, which takes seconds, and no record needs it."""
-    is_hidden = sys.modules.setdefault("comet_ml", None) is None  # type: ignore[arg-type]
+    if "comet_ml" in sys.modules:
+        yield
+        return
+    sys.modules["comet_ml"] = None  # type: ignore[assignment]
     try:
         yield
     finally:
-        if is_hidden:
-            del sys.modules["comet_ml"]
+        del sys.modules["comet_ml"]
 
 
 class TensorBoard(RecordWriter):

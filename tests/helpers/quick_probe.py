@@ -84,7 +84,6 @@ def _examine(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    faulthandler.cancel_dump_traceback_later()
     for given, own in ((streams[0], 0), (streams[1], 1), (streams[1], 2)):
         os.dup2(given, own)
     kept = {0, 1, 2, *passed}

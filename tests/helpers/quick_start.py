@@ -2,7 +2,8 @@
 
 A command and its fork server would each load PyTorch and Gymnasium: most of what a short run costs. Here the command is
 forked from this process's fork server. It forks its own fork server, and the check of the environment, from itself
-instead of starting an interpreter. Everything else is as in a command that a user starts: its session, environment, arguments, streams, signals and end.
+instead of starting an interpreter. Everything else is as in a command that a user starts: its session, environment,
+arguments, streams, signals and end.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 BOUNDS = ((0.0, 100.0), (-0.01, 0.01), (-1.0, 1.0))
 ACTOR_CRITIC: dict[str, Any] = {"learning_rate": 0.003}
-SAC: dict[str, Any] = {"algo": "sac", "warmup_env_steps": 200, "batch_size": 16, "train_for_env_steps": 600}
+SAC: dict[str, Any] = {"algo": "sac", "warmup_env_steps": 200, "batch_size": 16, "train_for_env_steps": 300}
 TD3 = {**SAC, "algo": "td3"}
 
 
@@ -35,7 +35,7 @@ def reach(folder: Path, low: float, high: float, mode: str = "serial", **setting
 def test_one_task_with_three_bounds_has_one_result(settings: dict[str, Any], tmp_path: Path) -> None:
     models = []
     for low, high in BOUNDS:
-        finished = reach(tmp_path / str(high), low, high, **{"train_for_env_steps": 1500, **settings})
+        finished = reach(tmp_path / str(high), low, high, **{"train_for_env_steps": 500, **settings})
         assert finished.outcome.checkpoint is not None
         models.append(checkpoint.load(Path(finished.outcome.checkpoint)).model)
     for other in models[1:]:

@@ -32,7 +32,8 @@ def test_every_agent_learns_its_own_task(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize(("mode", "use_rnn"), [("serial", True), ("async-local", False)])
 def test_a_player_learns_from_what_it_gets_while_it_waits(tmp_path: Path, mode: str, use_rnn: bool) -> None:
-    settings = {**GAMES, "batch_size": 2 * 4 * 2 * 8, "train_for_env_steps": 6000, "use_rnn": use_rnn, "rnn_size": 8}
+    settings = {**GAMES, "batch_size": 2 * 4 * 2 * 8, "train_for_env_steps": 4000, "use_rnn": use_rnn}
+    settings |= {"rnn_size": 8, "num_epochs": 2, "learning_rate": 0.02}
     finished = run(tmp_path, mode, "agent_envs:take_turns", **settings)
     result = evaluate(load_policy(Path(finished.outcome.checkpoint or "")), episodes=10, deterministic=True)
     assert result.returns_by_agent == {"first": (3.0,) * 10, "second": (2.0,) * 10}

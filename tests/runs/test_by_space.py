@@ -19,7 +19,7 @@ from asyncrl.storage import checkpoint
 from asyncrl.storage.locating import policy_folder
 from asyncrl.validate import main as validate
 
-SETTINGS: dict[str, Any] = {**GAMES, "batch_size": 64, "train_for_env_steps": 5000}
+SETTINGS: dict[str, Any] = {**GAMES, "batch_size": 64, "train_for_env_steps": 2500}
 GAME = "agent_envs:unlike"  # narrow_0, wide, narrow_1; the best return of each agent is 5
 
 
@@ -54,7 +54,7 @@ def check_ratios(finished: FinishedRun) -> None:
 
 
 def test_each_policy_trains_on_rows_of_its_own_agents(tmp_path: Path) -> None:
-    memory = {"use_rnn": True, "rnn_size": 8, "train_for_env_steps": 1500}
+    memory = {"use_rnn": True, "rnn_size": 8, "train_for_env_steps": 1000}
     finished = run(tmp_path, "serial", GAME, recorded=True, num_policies=4, **{**SETTINGS, **memory})
     check_ratios(finished)
     steps = {report.policy_idx: report.agent_steps for report in finished.learner_reports}
@@ -73,7 +73,7 @@ def test_each_policy_trains_on_rows_of_its_own_agents(tmp_path: Path) -> None:
 
 
 def test_independent_policies_have_the_spaces_of_their_agents_and_are_evaluated_with_the_others(tmp_path: Path) -> None:
-    evaluation = {"eval_every_env_steps": 5000, "eval_deterministic": True}
+    evaluation = {"eval_every_env_steps": 2500, "eval_deterministic": True}
     own = {"num_policies": 3, "policy_mapping": "independent", **evaluation}
     finished = run(tmp_path, "serial", GAME, **{**SETTINGS, **own})
     assert [policy.spec.observation.row_size for policy in policies_of(finished)] == [1, 3, 1]
@@ -82,7 +82,7 @@ def test_independent_policies_have_the_spaces_of_their_agents_and_are_evaluated_
 
 
 def test_a_policy_is_evaluated_as_its_own_agents_while_it_trains(tmp_path: Path) -> None:
-    settings = {"policies": {1: {"learning_rate": 0.0}}, "eval_every_env_steps": 5000, "eval_deterministic": True}
+    settings = {"policies": {1: {"learning_rate": 0.0}}, "eval_every_env_steps": 2500, "eval_deterministic": True}
     settings["seed"] = 2  # the untrained policy is always wrong
     finished = run(tmp_path, "async-local", GAME, num_policies=2, **{**SETTINGS, **settings})
     last = {each.policy_idx: each.mean_reward for each in finished.reports if isinstance(each, EvaluationReport)}
@@ -96,7 +96,7 @@ def trained(folder: Path, env_steps: int, **more: Any) -> Path:
         train_dir=str(folder),
         serial_mode=True,
         encoder_mlp_layers=[16],
-        learning_rate=0.01,
+        learning_rate=0.02,
         normalize_input=False,
         **{**SETTINGS, "train_for_env_steps": env_steps, **more},
     )
@@ -109,8 +109,8 @@ def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
 
 
 def test_a_runs_policies_are_loaded_evaluated_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = trained(tmp_path, 2000, num_policies=4)
-    trained(tmp_path, 6000, num_policies=4)
+    folder = trained(tmp_path, 1000, num_policies=4)
+    trained(tmp_path, 4000, num_policies=4)
     loaded = [load_policy(folder, policy=idx) for idx in range(4)]
     assert [policy.spec.observation.row_size for policy in loaded] == [1, 1, 3, 3]
     assert int(loaded[2].act(np.array([0.5, -0.5, 1.0], np.float32), deterministic=True)) == 3
@@ -140,7 +140,7 @@ def test_a_wrong_draw_of_a_function_is_one_sentence(tmp_path: Path) -> None:
     [
         ((), "different spaces, each with as many policies, and --num_policies=1 is not a multiple of that: set"),
         (("--num_policies=5",), "--num_policies=5 is not a multiple of that: set --num_policies=6."),
-        (("--num_policies=3", "--policy_mapping=by_space"), "no multiple of that: set --num_policies=4."),
+        (("--num_policies=3", "--policy_mapping=by_space"), "not a multiple of that: set --num_policies=4."),
         (("--num_policies=2", "--policy_mapping=random"), "agents to policies of other spaces"),
         (("--num_policies=2", "--policy_mapping=shared"), "so set --policy_mapping=by_space"),
         (("--num_policies=2", "--policy_mapping=independent"), "set --num_policies=3"),

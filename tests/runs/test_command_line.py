@@ -234,7 +234,7 @@ def test_what_the_process_was_before_it_was_this_command_is_not_its_time(tmp_pat
     given_at = time.monotonic()
     slept_s = 1.0
     shell = ("bash", "-c", f'sleep {slept_s}; exec "$0" "$@"')
-    flags = ("--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=500", *PROBE)
+    flags = ("--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=64", *PROBE)
     training = Command("asyncrl.train", *flags, cwd=tmp_path, prefix=shell)
     code, _, stderr = training.finish()
     assert code == 0, stderr

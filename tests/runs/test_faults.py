@@ -76,9 +76,7 @@ def test_others_go_on_while_a_worker_hangs(
     monkeypatch.setattr(runner, "GRACE_S", 0.2)
     sign = tmp_path / "sign"
     kwargs = {"only": 0, "run_seed": 1, "sign": str(sign)}
-    finished = run(
-        tmp_path, "async-local", "faulty_envs:Stands-v0", env_kwargs=kwargs, env_step_timeout=1e5, **backend
-    )
+    finished = run(tmp_path, "async-local", "faulty_envs:Stands-v0", env_kwargs=kwargs, env_step_timeout=1e5, **backend)
     assert sign.exists()
     assert finished.outcome.is_complete
     hung, other = steps_of_workers(finished)
@@ -148,7 +146,7 @@ def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
     start: Callable[..., Command], backend: tuple[str, ...]
 ) -> None:
     # The steps take several seconds: the learner is killed before their end.
-    num_steps = 100_000 if backend else 20_000
+    num_steps = 40_000 if backend else 20_000
     flags = ("--save_every_s=0.5", "--max_learner_restarts=1", f"--train_for_env_steps={num_steps}", *backend)
     training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
@@ -210,7 +208,7 @@ def test_a_worker_that_limps_is_no_worker_that_hangs(tmp_path: Path) -> None:
         env_kwargs={"only": 0, "run_seed": 1, "sign": str(tmp_path / "sign")},
         env_step_timeout=2.0,
         recorded=True,
-        train_for_env_steps=6000,
+        train_for_env_steps=3000,
     )
     assert restarts(finished) == []
     assert finished.outcome.is_complete

@@ -60,7 +60,7 @@ def test_it_trains_resumes_and_is_evaluated_by_the_command_lines(
     start: Callable[..., Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = (TOY, "--env=CartPole-v1", "--preset=none", "--advantage_power=0.5", *SMALL)
-    training = start("asyncrl.train", *flags, "--train_for_env_steps=4000", is_fresh=True)
+    training = start("asyncrl.train", *flags, "--train_for_env_steps=4000")
     code, _, stderr = training.finish()
     assert code == 0, stderr
     saved = yaml.safe_load((training.folder / "config.yaml").read_text())
