@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -37,7 +38,8 @@ PROBE = (
 class Command:
     """A command in its own session, so that all of its processes can be found.
 
-    `is_fresh`: it is started by its own interpreter, although it could be started quickly.
+    `is_fresh`: it is started by its own interpreter, although it could be started quickly. `variables` are added to its
+    environment.
     """
 
     def __init__(
@@ -48,11 +50,12 @@ class Command:
         launcher: Sequence[str] = (),
         prefix: Sequence[str] = (),
         is_fresh: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.folder = cwd / "runs" / "run"
         path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
         flags = ("--train_dir=runs", "--experiment=run", *flags)
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": path, **variables}
         self.process: QuickProcess | subprocess.Popen[str]
         if module in QUICK_MODULES and not (launcher or prefix or is_fresh):
             self.process = QuickProcess(module, flags, cwd, environment)

@@ -35,14 +35,22 @@ MODULES = ("asyncrl.train", "asyncrl.evaluate")
 
 
 class QuickProcess:
-    """A command, with the part of `subprocess.Popen` that tests use. Its streams are pipes."""
+    """A command, with the part of `subprocess.Popen` that tests use; its streams are pipes if none are given."""
 
-    def __init__(self, module: str, flags: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        flags: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        stdout_and_stderr: tuple[int, int] | None = None,
+    ) -> None:
         """Starts it in its own session."""
         context = process_context()
         start_loading_modules(context)
-        streams = [os.pipe() for _ in range(2)]
-        target = (module, list(flags), str(cwd), dict(environment), *(_Passed(write_end) for _, write_end in streams))
+        streams = [] if stdout_and_stderr else [os.pipe() for _ in range(2)]
+        written = stdout_and_stderr or [write_end for _, write_end in streams]
+        target = (module, list(flags), str(cwd), dict(environment), *(_Passed(stream) for stream in written))
         self._process = context.Process(target=_run_module, args=target)  # type: ignore[attr-defined]
         self._process.start()
         for _, write_end in streams:
@@ -163,7 +171,9 @@ def _be_the_first_process() -> None:
     forkserver._forkserver = server  # type: ignore[attr-defined]
     for name in ("ensure_running", "get_inherited_fds", "connect_to_new_process", "set_forkserver_preload"):
         setattr(forkserver, name, getattr(server, name))
-    util.spawnv_passfds = _fork_interpreter  # type: ignore[assignment]
+    # libuv, with which the store of ranks works, closes descriptors at each fork of a fork.
+    if "RANK" not in os.environ:
+        util.spawnv_passfds = _fork_interpreter  # type: ignore[assignment]
 
 
 def _fork_interpreter(path: Any, arguments: Sequence[Any], passed: Sequence[int]) -> int:

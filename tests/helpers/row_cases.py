@@ -20,7 +20,7 @@ ENV = "ledger_envs:Ledgered-v0"
 NUM_KILLED = 2
 
 _ON_POLICY: dict[str, Any] = {
-    "train_for_env_steps": 1500,
+    "train_for_env_steps": 1000,
     "learning_rate": 0.003,
     "normalize_input": True,
     "normalize_returns": True,
@@ -39,7 +39,7 @@ _SAC: dict[str, Any] = {
     "learning_rate": 0.001,
     "max_grad_norm": 0.0,
     "precision": "float32",
-    "train_for_env_steps": 1000,
+    "train_for_env_steps": 700,
 }
 LEARNERS: dict[str, dict[str, Any]] = {
     "ppo": _PPO,

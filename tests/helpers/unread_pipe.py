@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import HELPERS
+from quick_start import QuickProcess
 
 PATIENCE_S = 90.0
 
@@ -27,8 +28,22 @@ def unread() -> Iterator[int]:
 
 
 def start(command: tuple[str, ...], cwd: Path, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
+    """Starts Python with arguments."""
     return subprocess.Popen(
-        [sys.executable, *command], cwd=cwd, env=environment, stdout=stdout, stderr=stderr, start_new_session=True
+        [sys.executable, *command],
+        cwd=cwd,
+        env=_environment(),
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
     )
+
+
+def start_quickly(module: str, flags: tuple[str, ...], cwd: Path, stdout: int, stderr: int) -> QuickProcess:
+    """Starts `python -m module` in a process that has loaded PyTorch."""
+    return QuickProcess(module, flags, cwd, _environment(), (stdout, stderr))
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(HELPERS), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""Whole runs of several ranks, under torchrun."""
+"""Whole runs of several ranks: under torchrun, or started with its variables from a process that has loaded PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import pytest
 import torch
 from command import HELPERS, PROBE, Command, wait_until
 from killing import pids
+from quick_start import QuickProcess
 from unavoidable import PREFIX
 
 from asyncrl.storage import checkpoint
@@ -44,11 +44,32 @@ SAC = (
 STARTED: list[Command] = []
 
 
-def ranks(num_ranks: int, cwd: Path, *flags: str, max_restarts: int = 0) -> Command:
+def torchrun(num_ranks: int, cwd: Path, *flags: str, max_restarts: int = 0) -> Command:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     run = Command("asyncrl.train", *flags, cwd=cwd, launcher=[*launcher, f"--max-restarts={max_restarts}", "-m"])
     STARTED.append(run)
     return run
+
+
+def variables_of(rank: int, port: int, num_ranks: int = 2) -> dict[str, str]:
+    """What torchrun tells a rank if all are on this machine; rank 0 opens the store."""
+    numbers = {"RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+    numbers |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": num_ranks}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(number) for name, number in numbers.items()}}
+
+
+def quick_ranks(num_ranks: int, port: int, cwd: Path, *flags: str) -> list[Command]:
+    """Ranks without torchrun. It, its ranks and their fork servers would each load PyTorch."""
+    for rank in range(num_ranks):
+        STARTED.append(Command("asyncrl.train", *flags, cwd=cwd, variables=variables_of(rank, port, num_ranks)))
+    return STARTED[-num_ranks:]
+
+
+def finish_all(runs: Sequence[Command]) -> str:
+    """Waits for the end of all ranks, which is no failure; returns what rank 0 has written to standard error."""
+    ends = [run.finish() for run in runs]
+    assert all(code == 0 for code, _, _ in ends), ends
+    return ends[0][2]
 
 
 @pytest.fixture(autouse=True)
@@ -88,10 +109,9 @@ def assert_same_weights_of_other_samples(first: Path, second: Path, column: str)
 
 
 @pytest.mark.long
-def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Path) -> None:
-    run = ranks(2, tmp_path, *SAC, "--train_for_env_steps=1000")
-    code, _, errors = run.finish()
-    assert code == 0, errors
+def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Path, free_port: int) -> None:
+    run, *others = quick_ranks(2, free_port, tmp_path, *SAC, "--train_for_env_steps=1000")
+    finish_all([run, *others])
     (newest,) = checkpoint.newest_first(run.folder / "checkpoints")
     (of_other,) = checkpoint.newest_first(run.folder / "ranks" / "1" / "checkpoints")
     assert newest.name == of_other.name
@@ -101,32 +121,22 @@ def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Pa
     assert before["policy_version"] == pytest.approx(0.5 * (500 - 200), abs=4)  # of each rank's own steps
 
     for num_ranks, steps in ((3, 1600), (1, 2000)):
-        resumed = (
-            ranks(num_ranks, tmp_path, f"--train_for_env_steps={steps}")
-            if num_ranks > 1
-            else Command("asyncrl.train", f"--train_for_env_steps={steps}", cwd=tmp_path)
-        )
-        code, _, errors = resumed.finish()
-        assert code == 0, errors
-        assert "Resuming from" in errors
+        resumed = quick_ranks(num_ranks, free_port, tmp_path, f"--train_for_env_steps={steps}")
+        assert "Resuming from" in finish_all(resumed)
         after = checkpoint.load(checkpoint.newest_first(run.folder / "checkpoints")[0]).state
         assert steps <= after["env_steps"] < steps + 100
         assert after["policy_version"] > before["policy_version"]
         before = after
 
 
-def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path: Path) -> None:
-    run = ranks(2, tmp_path, *PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000", "--save_every_s=1")
-    wait_until(lambda: bool(checkpoint.newest_first(run.folder / "checkpoints")), 120.0, "a checkpoint")
-    logs = run.folder / "ranks" / "1" / "logs"
-    for log in logs.glob("*.log"):
-        children = [psutil.Process(pid) for pid in pids(log)]
-        assert not any("RANK" in child.environ() for child in children), "it is none of torchrun's"
-    (pid,) = pids(logs / "learner.log")
+def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path: Path, free_port: int) -> None:
+    run, other = quick_ranks(2, free_port, tmp_path, *PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
+    run.wait_until_trained(120.0)
+    (pid,) = pids(run.folder / "ranks" / "1" / "logs" / "learner.log")
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     code, _, errors = run.finish()
-    assert code != 0
+    assert code != 0 and other.finish()[0] != 0
     assert time.monotonic() - killed_at < 180.0
     assert re.search(r"error: rank 1 on \S+ failed: .*learner.*SIGKILL", errors), errors
     summary = json.loads((run.folder / "summary.json").read_text())
@@ -136,11 +146,13 @@ def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path
 
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [("--env=CartPole-v1", *PROBE), SAC], ids=["ppo", "sac"])
-def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(
+    tmp_path: Path, free_port: int, flags: tuple[str, ...]
+) -> None:
     # Each rank has its own clock, which begins when it does: the first to reach the limit ends the run.
-    run = ranks(2, tmp_path, *flags, "--train_for_seconds=3", "--train_for_env_steps=100000000")
-    code, _, errors = run.finish()
-    assert code == 0, errors
+    limits = ("--train_for_seconds=3", "--train_for_env_steps=100000000")
+    run, other = quick_ranks(2, free_port, tmp_path, *flags, *limits)
+    finish_all([run, other])
     first, second = summaries_of(run)
     assert first["status"] == second["status"] == "completed"
     assert first["env_steps"] == second["env_steps"] > 0
@@ -148,14 +160,36 @@ def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, fla
     assert_all_gone(run)
 
 
+def test_a_rank_that_is_asked_to_stop_stops_all_after_the_same_steps(tmp_path: Path, free_port: int) -> None:
+    run, other = quick_ranks(2, free_port, tmp_path, *PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
+    run.wait_until_trained(120.0)
+    other.process.send_signal(signal.SIGTERM)
+    assert [each.finish()[0] for each in (run, other)] == [0, 143]
+    assert_all_interrupted_after_the_same_steps(run)
+    assert_all_gone(run)
+
+
+def assert_all_interrupted_after_the_same_steps(run: Command, at_least: int = 1) -> None:
+    """Both ranks say so, and the checkpoint is of these steps."""
+    first, second = summaries_of(run)
+    assert first["status"] == second["status"] == "interrupted"
+    assert first["env_steps"] == second["env_steps"] >= at_least
+    path = run.folder.parents[1] / first["checkpoint"]
+    assert checkpoint.load(path).state["env_steps"] == first["env_steps"]
+
+
+@pytest.mark.long
 def test_torchrun_restarts_all_ranks_after_one_was_killed_and_one_that_is_asked_to_stop_stops_all(
     tmp_path: Path,
 ) -> None:
-    flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000", "--save_every_s=0.5")
-    run = ranks(2, tmp_path, *flags, max_restarts=1)
+    flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
+    run = torchrun(2, tmp_path, *flags, "--save_every_s=0.5", max_restarts=1)
     checkpoints = run.folder / "checkpoints"
     wait_until(lambda: bool(checkpoint.newest_first(checkpoints)), 120.0, "a checkpoint")
     before = [process_of(run, rank).pid for rank in range(2)]
+    for log in run.folder.glob("**/logs/*.log"):
+        children = [psutil.Process(pid) for pid in pids(log)]
+        assert not any("RANK" in child.environ() for child in children), "it is none of torchrun's"
     os.kill(before[1], signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(before[0]), 60.0, "the other rank has ended")
     last = checkpoint.newest_first(checkpoints)[0]
@@ -165,10 +199,7 @@ def test_torchrun_restarts_all_ranks_after_one_was_killed_and_one_that_is_asked_
     process_of(run, 1).send_signal(signal.SIGTERM)
     _, _, errors = run.finish()
     assert "Resuming from" in errors
-    first, second = summaries_of(run)
-    assert first["status"] == second["status"] == "interrupted"
-    assert first["env_steps"] == second["env_steps"] > saved
-    assert checkpoint.load(tmp_path / first["checkpoint"]).state["env_steps"] == first["env_steps"]
+    assert_all_interrupted_after_the_same_steps(run, at_least=saved + 1)
     assert_all_gone(run)
 
 
@@ -189,11 +220,11 @@ TENSOR_RUNS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("algorithm", TENSOR_RUNS)
 def test_ranks_that_step_tensors_collect_for_themselves_and_hold_the_same_weights(
-    algorithm: str, tmp_path: Path
+    algorithm: str, tmp_path: Path, free_port: int
 ) -> None:
-    run = ranks(2, tmp_path, *TENSOR_RUNS[algorithm], *TENSOR_FLAGS, "--train_for_env_steps=1000")
-    code, _, errors = run.finish()
-    assert code == 0, errors
+    flags = (*TENSOR_RUNS[algorithm], *TENSOR_FLAGS, "--train_for_env_steps=1000")
+    run, other = quick_ranks(2, free_port, tmp_path, *flags)
+    finish_all([run, other])
     first, second = summaries_of(run)
     assert first["status"] == second["status"] == "completed"
     assert 1000 <= first["env_steps"] == second["env_steps"] < 1300
@@ -244,9 +275,19 @@ class Host:
         nodes = ("torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=test", "--rdzv-backend=c10d")
         where = f"--rdzv-endpoint={meet_at}:29517", f"--rdzv-conf=is_host={self.address == meet_at}"
         launcher = (*nodes, *where, f"--local-addr={self.address}", "-m")
-        prefix = (*self.enter, "env", f"GLOO_SOCKET_IFNAME={INTERFACE}")
-        STARTED.append(Command("impatient_train", *flags, cwd=cwd, launcher=launcher, prefix=prefix))
+        STARTED.append(Command("impatient_train", *flags, cwd=cwd, launcher=launcher, prefix=self._prefix))
         return STARTED[-1]
+
+    def train_as(self, rank: int, meet_at: str, cwd: Path, *flags: str) -> Command:
+        """Starts one of two ranks without torchrun."""
+        cwd.mkdir()
+        variables = {**variables_of(rank, 29517), "MASTER_ADDR": meet_at, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        STARTED.append(Command("impatient_train", *flags, cwd=cwd, prefix=self._prefix, variables=variables))
+        return STARTED[-1]
+
+    @property
+    def _prefix(self) -> tuple[str, ...]:
+        return (*self.enter, "env", f"GLOO_SOCKET_IFNAME={INTERFACE}")
 
 
 @pytest.fixture
@@ -296,7 +337,9 @@ def test_two_hosts_train_one_policy_each_with_files_of_its_own(tmp_path: Path, t
 
 def test_a_host_that_is_cut_off_ends_the_run_on_both_sides(tmp_path: Path, two_hosts: list[Host]) -> None:
     flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
-    runs = [host.train(two_hosts[0].address, tmp_path / str(number), *flags) for number, host in enumerate(two_hosts)]
+    runs = [
+        host.train_as(rank, two_hosts[0].address, tmp_path / str(rank), *flags) for rank, host in enumerate(two_hosts)
+    ]
     wait_until(
         lambda: any("train/loss" in record for run in runs for record in run.records()),
         120.0,
@@ -304,7 +347,6 @@ def test_a_host_that_is_cut_off_ends_the_run_on_both_sides(tmp_path: Path, two_h
     )
     cut = two_hosts[1]
     cut.ip("link", "set", INTERFACE, "down")
-    # torchrun's own agent beside the rank that lost its store may take minutes more.
     wait_until(lambda: len(list(tmp_path.glob("**/summary.json"))) == 2, 60.0, "both ranks have ended")
     errors = [json.loads(path.read_text())["error"] for path in tmp_path.glob("**/summary.json")]
     assert sum("has not responded for" in error for error in errors) == 1, errors
@@ -323,8 +365,10 @@ class Steers(Observer):
         run.set_training_info({"reward": 2.0})
 
     def on_record(self, run, record):
-        if record.scalars.get("rollout/ep_rew_mean") == 10.0 and run.env_steps > 2_000:
-            run.stop("taught")
+        other = run.folder / "ranks" / "1" / "metrics.jsonl"
+        if record.scalars.get("rollout/ep_rew_mean") == 10.0 and other.exists():
+            if '"rollout/ep_rew_mean": 10.0' in other.read_text():
+                run.stop("taught")
 
 if __name__ == "__main__":
     config = TrainConfig(
@@ -336,16 +380,17 @@ if __name__ == "__main__":
 """
 
 
-def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path) -> None:
-    script = tmp_path / "steered.py"
-    script.write_text(STEERED)
-    path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=380
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if line) == ["interrupted None", "stopped taught"]
+def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path, free_port: int) -> None:
+    (tmp_path / "steered.py").write_text(STEERED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])}
+    both = [QuickProcess("steered", (), tmp_path, environment | variables_of(rank, free_port)) for rank in range(2)]
+    try:
+        ends = [(process.communicate(), process.wait()) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [code for _, code in ends] == [0, 0], ends
+    assert [stdout for (stdout, _), _ in ends] == ["stopped taught\n", "interrupted None\n"]
     folder = tmp_path / "runs" / "run"
     for metrics in (folder / "metrics.jsonl", folder / "ranks" / "1" / "metrics.jsonl"):
         records = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -354,8 +399,9 @@ def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path) -> None:
         assert last["hyperparameters/learning_rate"] == last["train/learning_rate"] == 1e-5
 
 
-def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
-    run = ranks(2, tmp_path, "--env=CartPole-v1", "--backend=hogwild")
-    code, _, errors = run.finish()
-    assert code != 0
+def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path, free_port: int) -> None:
+    runs = quick_ranks(2, free_port, tmp_path, "--env=CartPole-v1", "--backend=hogwild")
+    ends = [run.finish() for run in runs]
+    assert all(code != 0 for code, _, _ in ends)
+    errors = "".join(errors for _, _, errors in ends)
     assert errors.count("--backend=hogwild runs on one machine as one rank, not as 2 ranks") == 1

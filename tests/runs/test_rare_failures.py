@@ -98,7 +98,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_one_traceback(run: R
 
 
 def test_a_traceback_that_a_warning_had_is_not_printed_again_at_the_end(run: Run) -> None:
-    done = run(*TRAIN, *SERIAL, "--max_env_failures=100", "--train_for_env_steps=6000", place="late")
+    done = run(*TRAIN, *SERIAL, "--max_env_failures=40", "--train_for_env_steps=6000", place="late")
     assert done.code == 3
     warnings, _, end = done.err.partition("error: ")
     assert warnings.count(TRACEBACK) == 1 and "lost the simulator" in warnings

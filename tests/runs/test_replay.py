@@ -57,7 +57,6 @@ def assert_updates_are_made_when_due(finished: FinishedRun, env_steps: int = 0, 
 @pytest.mark.parametrize(
     ("settings", "mode", "n_step"),
     [
-        pytest.param(GREEDY, "serial", 1, id="sac-serial"),
         pytest.param(GREEDY, "async-local", 3, id="sac-async-local-3"),
         pytest.param(TD3, "async-local", 3, id="td3-async-local-3"),
         pytest.param(DQN, "serial", 3, id="dqn-serial-3"),
@@ -91,10 +90,9 @@ def test_sac_finds_a_distant_action_and_the_policy_can_be_taken_away(tmp_path: P
     assert policy_of(finished).act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.3)
 
 
-@pytest.mark.parametrize("mode", ["serial", "async-central"])
-def test_td3_finds_a_distant_action_and_explores_around_it(mode: str, tmp_path: Path) -> None:
+def test_td3_finds_a_distant_action_and_explores_around_it(tmp_path: Path) -> None:
     settings = {**TD3, "train_for_env_steps": 2500, "reward_scale": 0.1, "save_replay": True}
-    finished = run(tmp_path, mode, "DistantTarget", **settings, exploration_stddev=0.05)
+    finished = run(tmp_path, "async-central", "DistantTarget", **settings, exploration_stddev=0.05)
     policy = policy_of(finished)
     assert policy.act([0.0]) == policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.3)
     # What was collected last is the policy with its noise, in units of a half range of 4.
@@ -120,7 +118,9 @@ def test_dqn_solves_a_contextual_bandit_and_its_policy_explores(dueling: bool, t
 @pytest.mark.parametrize(
     ("settings", "mode", "env"),
     [
-        pytest.param({**SAC, "ent_coef": 0.01}, "async-central", "Masked", id="sac-several-choices"),
+        pytest.param(
+            {**SAC, "ent_coef": 0.01, "train_for_env_steps": 1000}, "async-central", "Masked", id="sac-several-choices"
+        ),
         pytest.param(DQN, "serial", "MaskedChoice", id="dqn"),
     ],
 )
@@ -130,17 +130,18 @@ def test_only_allowed_choices_are_taken(settings: dict[str, Any], mode: str, env
     assert mean_return(finished) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("mode", ["serial", pytest.param("async-central", marks=pytest.mark.long)])
-def test_an_image_and_a_vector_are_answered_by_a_choice_and_a_number(mode: str, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_an_image_and_a_vector_are_answered_by_a_choice_and_a_number(tmp_path: Path) -> None:
     small = {"encoder_conv_mlp_layers": [32], "encoder_mlp_layers": [32], "train_for_env_steps": 1400}
     more = {"gamma": 0.0, "ent_coef": 0.005, "learning_rate": 0.003, "updates_per_env_step": 0.4}
-    finished = run(tmp_path, mode, "space_envs:SeeAndTell-v0", **{**SAC, **small, **more})
+    finished = run(tmp_path, "async-central", "space_envs:SeeAndTell-v0", **{**SAC, **small, **more})
     assert mean_return(finished) > 0.85  # of 1; without the image 0.75 at best
 
 
 @pytest.mark.parametrize("network", ["encoder", "model"])
 def test_networks_of_a_users_own_are_trained(network: str, tmp_path: Path) -> None:
     settings = {**SAC, "ent_coef": 0.05, "import_modules": ["own_networks"], network: f"sac_{network}"}
+    settings["train_for_env_steps"] = 900
     finished = run(tmp_path, "async-local", "ContextualBandit", **settings)
     content = checkpoint.load(Path(finished.outcome.checkpoint))
     assert any(name.startswith("encoder.scale") for name in content.model)
@@ -160,7 +161,7 @@ def test_four_workers_fill_a_replay_whose_every_sample_is_a_step_and_the_ratio_i
         **SAC,
         "num_workers": 4,
         "replay_size": 400,  # overwritten several times
-        "train_for_env_steps": 2500,
+        "train_for_env_steps": 1500,
         "updates_per_env_step": 0.5,
         "replay_ratio_tolerance": 0.0,
     }
@@ -225,11 +226,11 @@ OTHER_LAYOUT = {"num_workers": 1, "num_envs_per_worker": 3, "replay_size": 2800}
 def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
     keeps_replay: bool, layout: dict[str, int], tmp_path: Path
 ) -> None:
-    settings = {**SAC, "save_replay": keeps_replay}
+    settings = {**SAC, "save_replay": keeps_replay, "train_for_env_steps": 600}
     first = run(tmp_path / "first", "async-local", "ConstantReward", **settings)
-    path, longer = Path(first.outcome.checkpoint), {**settings, "train_for_env_steps": 2500, **layout}
+    path, longer = Path(first.outcome.checkpoint), {**settings, "train_for_env_steps": 1200, **layout}
     resumed = run(tmp_path / "again", "async-local", "ConstantReward", resume_from=path, **longer)
-    assert 2500 <= resumed.outcome.env_steps < 2520
+    assert 1200 <= resumed.outcome.env_steps < 1220
     if keeps_replay:
         assert_updates_are_made_when_due(resumed, env_steps=200)
     else:

@@ -20,10 +20,6 @@ def each(*cases: Case) -> pytest.MarkDecorator:
 @each(
     Case("ppo", "serial"),
     Case("ppo", "serial", NEXT_STEP, "lstm"),
-    Case("ppo", "serial", SAME_STEP, "gru"),
-    Case("ppo", "sync-local", DISABLED),
-    Case("ppo", "sync-central", SAME_STEP),
-    Case("ppo", "async-local", rnn_type="lstm"),
     Case("ppo", "async-central"),
 )
 def test_every_row_is_a_step_with_its_own_action_reward_end_policy_and_advantage(case: Case, tmp_path: Path) -> None:
@@ -40,7 +36,6 @@ def test_rows_that_are_too_old_are_not_trained_on_and_reported_as_dropped(case: 
 
 @each(
     Case("ppo", "sync-local", NEXT_STEP, killed="rollout"),
-    Case("ppo", "sync-central", rnn_type="gru", killed="rollout"),
     Case("ppo", "async-local", SAME_STEP, killed="rollout"),
     Case("ppo", "async-central", rnn_type="lstm", killed="rollout"),
 )
@@ -63,8 +58,7 @@ def test_an_inference_worker_that_is_killed_is_replaced_and_no_action_serves_twi
 
 @each(
     Case("sac", "serial", NEXT_STEP, n_step=3),
-    Case("sac", "async-local", DISABLED),
-    Case("sac", "sync-local", killed="rollout"),
+    Case("sac", "sync-local", DISABLED, killed="rollout"),
     Case("sac", "sync-central", killed="inference"),
     Case("sac", "async-central", SAME_STEP, n_step=3, killed="rollout"),
 )
@@ -77,13 +71,10 @@ def test_a_replay_holds_every_step_and_what_is_drawn_from_it_never_goes_across_a
 
 @each(
     Case("a2c-synced", "async-local", rnn_type="gru", killed="rollout"),
-    Case("a2c-shared", "serial", SAME_STEP, rnn_type="gru"),
     Case("a2c-shared", "async-local"),
     Case("a2c-gradients", "async-local", NEXT_STEP, killed="rollout"),
-    Case("ppo-synced", "async-local", rnn_type="gru", killed="rollout"),
     Case("ppo-shared", "serial", SAME_STEP),
-    Case("hogwild-sac", "serial", SAME_STEP),
-    Case("hogwild-sac", "async-local", n_step=3, killed="rollout"),
+    Case("hogwild-sac", "async-local", SAME_STEP, n_step=3, killed="rollout"),
 )
 def test_hogwild_workers_train_on_their_own_rows_and_are_replaced_when_killed(case: Case, tmp_path: Path) -> None:
     finished, _ = run_case(case, tmp_path)

@@ -29,6 +29,7 @@ def test_the_decoupled_objective_begins_at_ratio_one_whatever_the_lag(
     env: str, memory: dict[str, Any], tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {**NORMALIZED, "debug_forced_lag": 8, "ppo_objective": "decoupled", **memory}
+    settings["train_for_env_steps"] = 1500
     finished = run(tmp_path, "serial", f"space_envs:{env}", **settings)
     lags = [(report.lag.mean, report.lag.max) for report in finished.learner_reports if report.lag is not None]
     assert lags == [(0.0, 0)] + [(8.0, 8)] * (len(lags) - 1), "every sample is one dataset old, but for the first ones"
@@ -43,7 +44,7 @@ def test_async_at_equal_pace_is_one_dataset_behind_at_most(tmp_path: Path) -> No
     num_envs = SMALL["num_workers"] * SMALL["num_envs_per_worker"]
     np.zeros(num_envs, np.int64).tofile(counts)
     env_kwargs = {"run_seed": SMALL["seed"], "counts": str(counts), "num_envs": num_envs}
-    finished = run(tmp_path, "async-local", "KeepsPace", env_kwargs=env_kwargs)
+    finished = run(tmp_path, "async-local", "KeepsPace", env_kwargs=env_kwargs, train_for_env_steps=2000)
     assert finished.plan.slots_per_dataset == finished.plan.num_splits
     assert finished.plan.steady_lag_bound == finished.plan.updates_per_dataset
     assert 0 < finished.largest_lag <= finished.plan.steady_lag_bound
@@ -53,7 +54,7 @@ def test_async_at_equal_pace_is_one_dataset_behind_at_most(tmp_path: Path) -> No
 def test_with_a_fixed_lag_every_sample_is_one_dataset_old_and_runs_repeat(mode: str, tmp_path: Path) -> None:
     finished = []
     for number in range(2):
-        settings: dict[str, Any] = {**NORMALIZED, "fixed_lag": True, "rollout": 4, "train_for_env_steps": 3000}
+        settings: dict[str, Any] = {**NORMALIZED, "fixed_lag": True, "rollout": 4, "train_for_env_steps": 1000}
         settings |= {"num_epochs": 2 + number} if mode == "async-central" else {}
         finished.append(run(tmp_path / str(number), mode, "CartPole-v1", **settings))
         lags = [(report.lag.mean, report.lag.max) for report in finished[-1].learner_reports if report.lag is not None]
@@ -76,7 +77,7 @@ def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_p
         worker_num_splits=2,
         num_inference_workers=2,
         inference_max_wait_ms=200.0,
-        train_for_env_steps=2000,
+        train_for_env_steps=800,
     )
     for server_idx in range(2):
         reports = [report for report in finished.inference_reports if report.worker_idx == server_idx]
@@ -89,7 +90,7 @@ def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_p
 
 @pytest.mark.parametrize("mode", ["serial", "async-local"])
 def test_a_run_ends_after_its_seconds(mode: str, tmp_path: Path) -> None:
-    limit_s = 1.0
+    limit_s = 0.5
     finished = run(tmp_path, mode, "ConstantReward", train_for_env_steps=10**9, train_for_seconds=limit_s)
     assert finished.outcome.is_complete
     assert finished.outcome.elapsed_s >= limit_s

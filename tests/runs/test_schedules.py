@@ -107,7 +107,7 @@ def test_steps_lead_where_they_are_the_nearer_limit(tmp_path: Path, rates: list[
 
 
 def test_hogwild_processes_follow_the_clock_of_the_parameter_server(tmp_path: Path, leaves_nothing: None) -> None:
-    flags = (*PROBE, "--env=CartPole-v1", "--algo=a3c", "--learning_rate=0.01", LINEAR, "--train_for_seconds=3")
+    flags = (*PROBE, "--env=CartPole-v1", "--algo=a3c", "--learning_rate=0.01", LINEAR, "--train_for_seconds=2")
     command = Command("asyncrl.train", *flags, cwd=tmp_path)
     try:
         code, _, errors = command.finish()
@@ -117,7 +117,7 @@ def test_hogwild_processes_follow_the_clock_of_the_parameter_server(tmp_path: Pa
     seen = [record["train/learning_rate"] for record in command.records() if "train/learning_rate" in record]
     assert seen[-1] < 0.005 and seen == sorted(seen, reverse=True)
     lines = [line for line in errors.splitlines() if "schedules follow" in line]
-    assert len(lines) == 1 and "3 seconds" in lines[0] and "10,000,000 steps" in lines[0]
+    assert len(lines) == 1 and "2 seconds" in lines[0] and "10,000,000 steps" in lines[0]
 
 
 def test_the_plan_says_which_limit_schedules_follow(capfd: pytest.CaptureFixture[str]) -> None:

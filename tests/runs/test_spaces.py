@@ -44,8 +44,8 @@ def test_only_allowed_actions_are_taken_and_the_first_ratio_is_one(tmp_path: Pat
 
 
 def test_a_recurrent_policy_recalls_what_was_shown(tmp_path: Path) -> None:
-    recurrent = {"use_rnn": True, "rnn_size": 24, "encoder_mlp_layers": [], "learning_rate": 0.005}
+    recurrent = {"use_rnn": True, "rnn_size": 24, "encoder_mlp_layers": [], "learning_rate": 0.01}
     finished = run(
-        tmp_path, "serial", "space_envs:Recall-v0", **{**LEARNING, **recurrent, "train_for_env_steps": 60_000}
+        tmp_path, "serial", "space_envs:Recall-v0", **{**LEARNING, **recurrent, "train_for_env_steps": 20_000}
     )
     assert mean_return(finished.outcome.checkpoint) > 0.95  # without memory a third is chance

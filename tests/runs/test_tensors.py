@@ -20,7 +20,7 @@ TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_
 def test_cart_pole_is_learned_on_the_device(tmp_path: Path) -> None:
     settings = {"rollout": 32, "batch_size": 128, "num_batches_per_epoch": 4, "num_epochs": 6, "learning_rate": 2e-3}
     finished = run(
-        tmp_path, "serial", "tensor_envs:TensorCartPole-v0", **TENSORS, **settings, train_for_env_steps=60_000
+        tmp_path, "serial", "tensor_envs:TensorCartPole-v0", **TENSORS, **settings, train_for_env_steps=35_000
     )
     assert finished.plan.num_slots == 0, "no room for samples in the host's memory"
     assert max(r.train.max_ratio_deviation_first_batch for r in finished.learner_reports if r.train) < 1e-4
@@ -58,7 +58,7 @@ def test_values_are_right_in_each_mode(autoreset_mode: AutoresetMode, terminates
 def test_values_are_right_if_a_worker_of_its_own_steps_the_simulator(tmp_path: Path) -> None:
     kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP.value, "terminates": False}
     settings = {"env_backend": "gym_vector", "num_workers": 1, "env_kwargs": kwargs, "gamma": 0.8}
-    trained = run(tmp_path, "async-local", "tensor_envs:TensorEndlessReward-v0", **settings, train_for_env_steps=16_000)
+    trained = run(tmp_path, "async-local", "tensor_envs:TensorEndlessReward-v0", **settings, train_for_env_steps=10_000)
     assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.25)
 
 

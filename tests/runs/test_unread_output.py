@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 from command import PROBE, wait_until
-from unread_pipe import PATIENCE_S, start
+from unread_pipe import PATIENCE_S, start, start_quickly
 
 SMALL = ("--env=CartPole-v1", *PROBE, "--serial_mode=True")
 
@@ -22,7 +21,7 @@ def num_records(folder: Path) -> int:
 
 def test_a_pipe_that_nobody_reads_stops_neither_records_nor_signals(tmp_path: Path, unread: int) -> None:
     flags = (*SMALL[:-1], "--train_dir=.", "--experiment=run")
-    training = start(("-m", "asyncrl.train", *flags), tmp_path, unread, unread)
+    training = start_quickly("asyncrl.train", flags, tmp_path, unread, unread)
     try:
         wait_until(lambda: num_records(tmp_path / "run") >= 3, PATIENCE_S, "there are records")
         training.send_signal(signal.SIGTERM)
@@ -45,7 +44,8 @@ open("status", "w").write(result.status)
 
 
 def test_a_trainer_with_progress_trains_to_the_end_although_nobody_reads(tmp_path: Path, unread: int) -> None:
-    script = start(("-c", SCRIPT), tmp_path, unread, unread)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    script = start_quickly("script", (), tmp_path, unread, unread)
     try:
         wait_until((tmp_path / "status").exists, PATIENCE_S, "the run has ended")
         assert script.wait(PATIENCE_S) == 0
@@ -59,8 +59,9 @@ def test_a_slow_reader_gets_every_line(tmp_path: Path) -> None:
     """The pipe holds a small part of the output, and its reader begins late."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)  # type: ignore[attr-defined]
-    flags = (*SMALL, "--train_dir=.", "--experiment=run", "--train_for_env_steps=20000", "--report_every_s=0.01")
-    training = start(("-m", "asyncrl.train", *flags), tmp_path, writing, subprocess.DEVNULL)
+    flags = (*SMALL, "--train_dir=.", "--experiment=run", "--train_for_env_steps=5000", "--report_every_s=0.01")
+    with open(os.devnull, "w") as nowhere:
+        training = start_quickly("asyncrl.train", flags, tmp_path, writing, nowhere.fileno())
     os.close(writing)
     wait_until(lambda: num_records(tmp_path / "run") >= 1, PATIENCE_S, "there are records")
     shown = b""
