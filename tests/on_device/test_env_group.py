@@ -140,7 +140,7 @@ def test_an_episode_has_its_reward_shaping_as_in_environments_of_arrays(mode: Au
 def test_environments_that_evaluate_keep_the_defaults_of_the_reward(mode: AutoresetMode) -> None:
     shaped = Shaped(AsTensors(sentinels(mode, NUM_ENVS + 2)))
     spec = read_spec(NumberedSentinel(0), "Sentinels")
-    evaluation: Any = SimpleNamespace(num_envs=2, act=lambda rows: torch.zeros(2, 2), note=lambda ends, begins: None)
+    evaluation: Any = SimpleNamespace(num_envs=2, act=lambda rows: torch.zeros(2, 2), record=lambda ends, begins: None)
     group = EvaluatingGroup(shaped, 7, spec, "raw", CPU, evaluation)
     group.set_training_info(TrainingInfo(reward_shaping=({"bonus": 10.0},)))
     rows = group.reset()

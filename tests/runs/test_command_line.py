@@ -124,7 +124,7 @@ def test_ctrl_c_finishes_the_update_and_saves(
     assert [command[1:] for command in commands] == [
         ["evaluate", "runs/run"],
         ["train", "--train_dir=runs", "--experiment=run"],
-        ["plot", "trial", "runs/run"],
+        ["plot", "runs/run"],
     ]
     assert summary["checkpoint"].endswith(saved.name)
     assert checkpoint.load(saved).state["env_steps"] == summary["env_steps"] > 0

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,9 +131,9 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(start: Call
     assert saved is not None
     assert str(saved.name) in stderr
     command = shlex.split(stderr.strip().rpartition("To resume from it: ")[2])
-    assert command[:3] == [sys.executable, "-m", "asyncrl.train"]
+    assert (Path(command[0]).name, command[1]) == ("asyncrl", "train")
     steps = checkpoint.saved_env_steps(saved)
-    goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
+    goes_on = start("asyncrl.train", *command[2:], f"--train_for_env_steps={steps + 500}")
     code, _, stderr = goes_on.finish()
     assert code == 0, stderr
     assert f"Resuming from {saved.relative_to(training.folder.parents[1])}" in stderr
