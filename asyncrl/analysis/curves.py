@@ -16,7 +16,7 @@ Array = npt.NDArray[np.float64]
 class Curve:
     """Values, [N], at strictly increasing positions, [N]: environment steps or seconds.
 
-    NaN is not a value; between it and its neighbours there is no value either.
+    A NaN leaves a gap between its two neighbours.
     """
 
     positions: Array

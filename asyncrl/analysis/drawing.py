@@ -95,10 +95,8 @@ def draw_trial(trial: Trial, path: Path) -> None:
     elif not has_average:
         draw_band(panels[0], Band(trial.returns.positions, trial.returns.mean, None), label, 0)
     if has_average:
-        steps, full = (
-            trial.returns.positions,
-            trial.window - 1,
-        )  # earlier means are over fewer records than the label says
+        steps = trial.returns.positions
+        full = trial.window - 1  # earlier means are over fewer records than the label says
         panels[-1].plot(steps, trial.returns.mean, color=color(0), lw=1.2, alpha=0.5, label=label)
         label = f"moving average of {trial.window:,} records"
         marker = point_marker(len(steps) - full, most=1)

@@ -73,7 +73,7 @@ class _Doctor(Command[_Options]):
 
 
 def _try_to_train(options: _Options, machine: Machine) -> tuple[Speeds | None, str | None, int]:
-    """The measured speeds, or why there are none, and the exit code."""
+    """The measured speeds, or why nothing was measured, and the exit code."""
     try:
         if problems := list(find_machine_problems(not machine.keeps_store_order)):
             raise UsageError(*problems)

@@ -40,7 +40,7 @@ class UnreadMasks:
         ]
 
     def look(self, observation: Any, info: Any, agent: int = 0) -> None:
-        """Takes an observation, None if there is none, and an info of one agent."""
+        """Takes the observation of one agent, None if it has none now, and its info."""
         if (action := self._masked_action(agent)) is None:
             return
         for name, values in (("observation", observation), ("info", info)):

@@ -259,9 +259,9 @@ class RunningMoments:
     def update(self, batch: Tensor) -> None:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.
 
-        So are batches of zeros before the first other one: where rewards are rare, returns are 0 until the first
-        reward, and the standard deviation of zeros would make a number of hundreds of it. There is no condition on
-        numbers of the device, for which the host would wait.
+        Batches of zeros before the first other batch are ignored, too: where rewards are rare, returns are 0 until
+        the first reward, which the standard deviation of these zeros would scale to hundreds. No branch depends on
+        values on the device, because the host would wait for them.
         """
         count, shift = torch.zeros_like(self._count), torch.zeros_like(self.mean)
         spread = shift

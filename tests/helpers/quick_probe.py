@@ -74,6 +74,18 @@ SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": ForkedProbe})
 """Takes the place of `asyncrl.envs.probe.subprocess`."""
 
 
+def run_as_main(module: str) -> int:
+    """Runs a module as `python -m` does, in this process; returns its exit code."""
+    code: object = 0
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    return code if isinstance(code, int) else 0 if code is None else 1
+
+
 def _examine(
     module_and_flags: Sequence[str], streams: tuple[int, int], env: Mapping[str, str], passed: Sequence[int]
 ) -> NoReturn:
@@ -100,13 +112,7 @@ def _examine(
     importlib.invalidate_caches()
     module, *flags = module_and_flags
     sys.argv = [module, *flags]
-    code: object = 0
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        code = end.code
+    code = run_as_main(module)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+    os._exit(code)

@@ -12,13 +12,11 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, util
 from multiprocessing.reduction import DupFd
@@ -151,16 +149,10 @@ def _run_module(
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _be_the_first_process()
     probe.subprocess = quick_probe.SUBPROCESS  # type: ignore[assignment]
-    code: object = 0
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*found in sys.modules", category=RuntimeWarning)
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        code = end.code
+    code = quick_probe.run_as_main(module)
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    sys.exit(code if isinstance(code, int) else 0 if code is None else 1)
+    sys.exit(code)
 
 
 def _be_the_first_process() -> None:

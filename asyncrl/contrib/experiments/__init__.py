@@ -1,4 +1,4 @@
-"""Many runs: a grid of settings (`launch`), and the search for good ones (`sweep`).
+"""Many runs: a grid of settings (`launch`), and a search for the best settings (`sweep`).
 
     grid.yaml --grid--> planned runs --launch--> core sets --> asyncrl train, evaluate --> results
                                    `--job_files--> files for Slurm or Kubernetes

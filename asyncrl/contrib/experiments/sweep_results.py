@@ -80,7 +80,7 @@ def report(
 ) -> str:
     """The results as Markdown: final test, importances, and all trials, the best first.
 
-    `training_returns` are those of the trials, by the names of their runs.
+    `training_returns` has the training return of each trial, by the name of its run.
     """
     sign = 1.0 if objective.is_minimized else -1.0
     ended = sorted(results, key=lambda each: (each.value is None, sign * (each.value or 0.0), each.number))

@@ -29,7 +29,7 @@ def format_card(
         repo: name of the repository, user/name.
         config: settings of the run.
         env_steps: environment steps of the policy.
-        newest_env_steps: those of the newest checkpoint, from which the run can continue.
+        newest_env_steps: environment steps of the newest checkpoint, from which the run can continue.
         which: the checkpoint that is published: newest, best, or another one's name.
         results: of each evaluated policy: mean_reward, std_reward, episodes.
         folder: the files that are uploaded; those for readers are shown if they are there.

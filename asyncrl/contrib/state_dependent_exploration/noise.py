@@ -23,7 +23,7 @@ class StateDependentExploration:
     """Replaces actions by mean + `features @ (sigma * matrix)`, see `models.py`.
 
     Each environment has a matrix `[F, A]` of standard normal numbers, which is drawn again when it has been used for
-    `sde_sample_freq` steps and where an episode begins. The standard deviations sigma are those of the present weights,
+    `sde_sample_freq` steps and where an episode begins. The standard deviations sigma come from the present weights,
     so an action and its log-probability are always of the same policy.
     """
 
