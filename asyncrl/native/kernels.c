@@ -3,34 +3,20 @@
  * This file is compiled once for each instruction set; LANES is the number of floats in a vector and SUFFIX the name of the set.
  * All matrix products have one form, C = A B, where the rows of B are packed into panels of contiguous vectors:
  *
- *     forward         outputs [B, O]        = inputs [B, I] weight^T [I, O]
+ *     forward         outputs^T [O, B]       = weight [O, I] inputs^T [I, B]
  *     weight gradient weight gradient [O, I] = (gradient of outputs)^T [O, B] inputs [B, I]
  *     backward        gradient of inputs [B, I] = gradient of outputs [B, O] weight [O, I]
  *
  * NaN and infinity are treated as in the updates in PyTorch: they reach the loss or the
  * norm of the gradient, and the step is skipped. The compiler must not assume that there are none (no -ffast-math). */
 #include "core.h"
+#include "vectors.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 #include <math.h>
 #include <string.h>
 
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
-
-typedef float vec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
 #define HALF_LOG_TWO_PI 0.91893853320467274f
 #define MAX_LAYERS 16
-
-INLINE vec splat(float x) { return x - (vec){0}; }
-INLINE vec load(const float *p) { return *(const vec *)p; }
-INLINE void store(float *p, vec v) { *(vec *)p = v; }
-INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 
 INLINE float sum_of(vec v) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
@@ -89,27 +75,6 @@ INLINE vec slope_of(int64_t kind, vec y) {
     return choose(y > splat(0.0f), splat(1.0f), y + 1.0f);
 }
 
-/* The first `count` lanes from memory, zeros after them; and back. `count` is at most LANES. */
-#if defined(__AVX512F__) && LANES == 16
-INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1u), p); }
-INLINE void store_part(float *p, vec v, int64_t count) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << count) - 1u), (__m512)v); }
-#elif defined(__AVX2__) && LANES == 8
-INLINE __m256i first_lanes(int64_t count) {
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm256_maskload_ps(p, first_lanes(count)); }
-INLINE void store_part(float *p, vec v, int64_t count) { _mm256_maskstore_ps(p, first_lanes(count), (__m256)v); }
-#else
-INLINE vec load_part(const float *p, int64_t count) {
-    vec v = {0};
-    for (int64_t lane = 0; lane < count; lane++) v[lane] = p[lane];
-    return v;
-}
-INLINE void store_part(float *p, vec v, int64_t count) {
-    for (int64_t lane = 0; lane < count; lane++) p[lane] = v[lane];
-}
-#endif
-
 #define ELEMENTWISE(COUNT, IN, OUT, EXPRESSION)                           \
     do {                                                                  \
         int64_t at_ = 0;                                                  \
@@ -143,22 +108,6 @@ static void multiply_slopes(int64_t kind, const float *features, float *gradient
 #define PANEL (2 * LANES) /* columns of a panel of B */
 #define TILE (LANES == 16 ? 12 : 6) /* rows of C that are computed together */
 
-/* Stage of a transposition: exchanges blocks of DISTANCE between vectors that are as far from each other. */
-#define STAGE(DISTANCE)                                                                  \
-    do {                                                                                 \
-        ivec low_, high_;                                                                \
-        for (int j = 0; j < LANES; j++) {                                                \
-            low_[j] = (j & (DISTANCE)) ? LANES + j - (DISTANCE) : j;                     \
-            high_[j] = (j & (DISTANCE)) ? LANES + j : j + (DISTANCE);                    \
-        }                                                                                \
-        for (int i = 0; i < LANES; i++)                                                  \
-            if (!(i & (DISTANCE))) {                                                     \
-                vec a_ = rows[i], b_ = rows[i + (DISTANCE)];                             \
-                rows[i] = __builtin_shuffle(a_, b_, low_);                               \
-                rows[i + (DISTANCE)] = __builtin_shuffle(a_, b_, high_);                 \
-            }                                                                            \
-    } while (0)
-
 /* Rows of a panel from LANES columns that are contiguous in memory: panel[k][n] = source[n * stride + k]. */
 static void transpose_block(const float *source, int64_t stride, int64_t num_columns, int64_t num_rows, float *panel) {
     vec rows[LANES];
@@ -168,49 +117,44 @@ static void transpose_block(const float *source, int64_t stride, int64_t num_col
         else if (num_rows == LANES) rows[n] = load(source + n * stride);
         else rows[n] = load_part(source + n * stride, num_rows);
     }
-#if LANES == 16
-    STAGE(8);
-#endif
-#if LANES >= 8
-    STAGE(4);
-#endif
-    STAGE(2);
-    STAGE(1);
+    TRANSPOSE(rows);
     for (int k = 0; k < num_rows; k++) store(panel + k * PANEL, rows[k]);
 }
 
-/* Packs columns [first, first + PANEL) of B [K, N] into panel [K, PANEL], with zeros after column N. */
-static void pack(const float *b, int64_t row_stride, int64_t column_stride, int64_t K, int64_t N, int64_t first, float *panel) {
-    int64_t width = N - first < PANEL ? N - first : PANEL;
-    if (column_stride == 1) {
-        for (int64_t k = 0; k < K; k++, panel += PANEL) {
-            const float *row = b + k * row_stride + first;
-            store(panel, width < LANES ? load_part(row, width) : load(row));
-            store(panel + LANES, width > LANES ? load_part(row + LANES, width - LANES) : (vec){0});
-        }
-        return;
+/* Copies B [K, width] into panel [K, PANEL], with zeros after its columns. */
+static void pack(const float *b, int64_t row_stride, int64_t K, int64_t width, float *panel) {
+    for (int64_t k = 0; k < K; k++, panel += PANEL, b += row_stride) {
+        store(panel, width < LANES ? load_part(b, width) : load(b));
+        store(panel + LANES, width > LANES ? load_part(b + LANES, width - LANES) : (vec){0});
     }
-    for (int64_t k = 0; k < K; k += LANES) /* row_stride is 1 */
-        for (int64_t n = 0; n < PANEL; n += LANES)
-            transpose_block(b + k + (first + n) * column_stride, column_stride, width - n, K - k < LANES ? K - k : LANES,
-                            panel + k * PANEL + n);
 }
 
-/* C [rows, width] = A [rows, K] panel [K, width] + bias; `rows` and `num_vectors` are constants of each call. */
+/* The same for the transpose [width, K] of B. */
+static void pack_transposed(const float *b, int64_t stride, int64_t K, int64_t width, float *panel) {
+    for (int64_t n = 0; n < width; n += LANES)
+        for (int64_t k = 0; k < K; k += LANES)
+            transpose_block(b + n * stride + k, stride, width - n, K - k < LANES ? K - k : LANES, panel + k * PANEL + n);
+}
+
+/* C [rows, width] = A [rows, K] panel [K, width]; `rows` and `num_vectors` are constants of each call. */
 INLINE void tile(int rows, int num_vectors, const float *a, int64_t row_stride, int64_t column_stride, int64_t K,
-                 const float *panel, int64_t panel_stride, const float *bias, float *c, int64_t c_stride, int64_t width) {
+                 const float *panel, int64_t panel_stride, float *c, int64_t c_stride, int64_t width) {
     vec sums[TILE][2];
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++)
-        for (int v = 0; v < num_vectors; v++) sums[row][v] = bias ? load(bias + v * LANES) : (vec){0};
-    for (int64_t k = 0; k < K; k++, panel += panel_stride, a += column_stride) {
+        for (int v = 0; v < num_vectors; v++) sums[row][v] = (vec){0};
+    /* Few registers hold addresses: three pointers, and distances that are the same for each. */
+    const float *groups[3] = {a, a + 4 * row_stride, a + 8 * row_stride};
+    int64_t distances[4] = {0, row_stride, 2 * row_stride, 3 * row_stride};
+    for (int64_t k = 0; k < K; k++, panel += panel_stride) {
         vec b0 = load(panel), b1 = num_vectors > 1 ? load(panel + LANES) : (vec){0};
 #pragma GCC unroll 12
         for (int row = 0; row < rows; row++) {
-            float factor = a[row * row_stride];
+            float factor = groups[row / 4][distances[row % 4]];
             sums[row][0] += factor * b0;
             if (num_vectors > 1) sums[row][1] += factor * b1;
         }
+        for (int group = 0; group < 3; group++) groups[group] += column_stride;
     }
 #pragma GCC unroll 12
     for (int row = 0; row < rows; row++) {
@@ -229,13 +173,13 @@ INLINE void tile(int rows, int num_vectors, const float *a, int64_t row_stride, 
 #define TILE_OF(ROWS)                                                                                          \
     case ROWS:                                                                                                 \
         if (num_vectors == 1)                                                                                  \
-            tile(ROWS, 1, a, row_stride, column_stride, K, panel, panel_stride, bias, c, c_stride, width);     \
+            tile(ROWS, 1, a, row_stride, column_stride, K, panel, panel_stride, c, c_stride, width);           \
         else                                                                                                   \
-            tile(ROWS, 2, a, row_stride, column_stride, K, panel, panel_stride, bias, c, c_stride, width);     \
+            tile(ROWS, 2, a, row_stride, column_stride, K, panel, panel_stride, c, c_stride, width);           \
         break;
 
 static void tile_of(int rows, int num_vectors, const float *a, int64_t row_stride, int64_t column_stride, int64_t K,
-                    const float *panel, int64_t panel_stride, const float *bias, float *c, int64_t c_stride, int64_t width) {
+                    const float *panel, int64_t panel_stride, float *c, int64_t c_stride, int64_t width) {
     switch (rows) {
 #if LANES == 16
         TILE_OF(12) TILE_OF(11) TILE_OF(10) TILE_OF(9) TILE_OF(8) TILE_OF(7)
@@ -244,50 +188,16 @@ static void tile_of(int rows, int num_vectors, const float *a, int64_t row_strid
     }
 }
 
-typedef struct {
-    const float *at;
-    int64_t row_stride, column_stride;
-} Matrix;
-
-#define FEW_ROWS 4
-
-/* The same for few rows of A, whose columns and whose B's rows are contiguous: packing B would take longer. */
-static void product_of_few(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, float *c) {
-    int64_t whole = K / LANES * LANES;
-    for (int64_t row = 0; row < M; row++)
-        for (int64_t column = 0; column < N; column += 4) {
-            int num_columns = N - column < 4 ? (int)(N - column) : 4;
-            const float *x = a.at + row * a.row_stride, *w = b.at + column * b.column_stride;
-            vec sums[4] = {{0}, {0}, {0}, {0}};
-            int64_t next = num_columns == 4 ? b.column_stride : 0; /* else the column is computed again, and not stored */
-            for (int64_t k = 0; k < whole; k += LANES)
-                for (int i = 0; i < 4; i++) sums[i] += load(x + k) * load(w + i * next + k);
-            if (whole < K)
-                for (int i = 0; i < 4; i++) sums[i] += load_part(x + whole, K - whole) * load_part(w + i * next + whole, K - whole);
-            if (num_columns == 4) {
-                for (int i = 0; i < 4; i++) c[row * N + column + i] = sum_of(sums[i]) + bias[column + i];
-            } else { /* one column at a time */
-                c[row * N + column] = sum_of(sums[0]) + bias[column];
-                column -= 3;
-            }
-        }
-}
-
-/* C [M, N] = A [M, K] B [K, N] + bias [N]; `scratch` holds (K + 1) * PANEL floats. */
-static void product(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, float *c, float *scratch) {
-    float *padded_bias = scratch + K * PANEL;
+/* C [M, N] = A [M, K] B [K, N]; `scratch` holds K * PANEL floats. */
+static void product(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, float *c, float *scratch) {
     for (int64_t first = 0; first < N; first += PANEL) {
         int64_t width = N - first < PANEL ? N - first : PANEL, panel_stride = PANEL;
         const float *panel = scratch;
-        if (b.column_stride == 1 && (width == PANEL || width == LANES)) panel = b.at + first, panel_stride = b.row_stride;
-        else pack(b.at, b.row_stride, b.column_stride, K, N, first, scratch);
-        if (bias) {
-            memset(padded_bias, 0, PANEL * 4);
-            memcpy(padded_bias, bias + first, (size_t)width * 4);
-        }
+        if (width == PANEL || width == LANES) panel = b.at + first, panel_stride = b.row_stride;
+        else pack(b.at + first, b.row_stride, K, width, scratch);
         for (int64_t row = 0; row < M; row += TILE)
             tile_of(M - row < TILE ? (int)(M - row) : TILE, width <= LANES ? 1 : 2, a.at + row * a.row_stride, a.row_stride,
-                    a.column_stride, K, panel, panel_stride, bias ? padded_bias : 0, c + row * N + first, N, width);
+                    a.column_stride, K, panel, panel_stride, c + row * N + first, N, width);
     }
 }
 
@@ -298,21 +208,87 @@ static void add_rows(const float *rows, int64_t num_rows, int64_t width, float *
 
 /* ---- Layers ---- */
 
-static void layer_forward(const Layer *layer, const float *inputs, int64_t stride, int64_t B, float *outputs, float *panel) {
-    Matrix a = {inputs, stride, 1}, b = {layer->weight, 1, layer->inputs};
-    if (B <= FEW_ROWS) product_of_few(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs);
-    else product(a, b, B, layer->outputs, layer->inputs, layer->bias, outputs, panel);
+#define FEW_ROWS 2
+
+/* outputs [B, O] = inputs [B, I] weight^T + bias for few samples, where vectors of samples would be mostly empty. Computes
+ * LANES outputs at once, each in the lanes of one vector, which are summed by a transposition. */
+static void few_rows_forward(const Layer *layer, const float *inputs, int64_t stride, int64_t B, float *outputs) {
+    int64_t I = layer->inputs, O = layer->outputs, whole = I / LANES * LANES;
+    for (int64_t o = 0; o < O; o += LANES) {
+        int64_t num_outputs = O - o < LANES ? O - o : LANES;
+        const float *weight[LANES];
+        for (int i = 0; i < LANES; i++) weight[i] = layer->weight + (o + (i < num_outputs ? i : num_outputs - 1)) * I;
+        for (int64_t row = 0; row < B; row++) {
+            const float *x = inputs + row * stride;
+            vec sums[LANES], rest = load_part(x + whole, I - whole);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) sums[i] = rest * load_part(weight[i] + whole, I - whole);
+            for (int64_t k = 0; k < whole; k += LANES) {
+                vec part = load(x + k);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) sums[i] += part * load(weight[i] + k);
+            }
+            TRANSPOSE(sums);
+#pragma GCC unroll 16
+            for (int i = 1; i < LANES; i++) sums[0] += sums[i];
+            store_part(outputs + row * O + o, sums[0] + load_part(layer->bias + o, num_outputs), num_outputs);
+        }
+    }
+}
+
+/* outputs [B, O] = inputs [B, I] weight^T + bias. Computed as weight inputs^T, since packing the inputs costs less than
+ * packing the weights: by LANES or 2 LANES samples, whose outputs are transposed from `scratch`. */
+static void layer_forward(const Layer *layer, const float *inputs, int64_t stride, int64_t B, float *outputs, float *scratch) {
+    int64_t I = layer->inputs, O = layer->outputs;
+    if (layer->tile_product) {
+        Matrix weight = {layer->weight, I, 1}, columns = {inputs, 1, stride};
+        layer->tile_product(weight, columns, O, B, I, layer->bias, (Result){outputs, 1, O}, scratch);
+        return;
+    }
+    if (B <= FEW_ROWS) {
+        few_rows_forward(layer, inputs, stride, B, outputs);
+        return;
+    }
+    float *columns = scratch + I * PANEL; /* [O, PANEL] */
+    for (int64_t first = 0; first < B; first += PANEL) {
+        int64_t width = B - first < PANEL ? B - first : PANEL;
+        int num_vectors = width <= LANES ? 1 : 2;
+        pack_transposed(inputs + first * stride, stride, I, width, scratch);
+        for (int64_t row = 0; row < O; row += TILE)
+            tile_of(O - row < TILE ? (int)(O - row) : TILE, num_vectors, layer->weight + row * I, I, 1, I, scratch, PANEL,
+                    columns + row * PANEL, PANEL, num_vectors * LANES);
+        for (int64_t o = 0; o < O; o += LANES) {
+            int64_t num_outputs = O - o < LANES ? O - o : LANES;
+            vec bias = load_part(layer->bias + o, num_outputs);
+            for (int64_t n = 0; n < width; n += LANES) {
+                vec rows[LANES];
+                for (int i = 0; i < LANES; i++) rows[i] = i < num_outputs ? load(columns + (o + i) * PANEL + n) : (vec){0};
+                TRANSPOSE(rows);
+                for (int i = 0; i < LANES && n + i < width; i++)
+                    store_part(outputs + (first + n + i) * O + o, rows[i] + bias, num_outputs);
+            }
+        }
+    }
 }
 
 static void layer_gradient(const Layer *layer, const float *gradient, const float *inputs, int64_t stride, int64_t B, float *panel) {
     Matrix a = {gradient, 1, layer->outputs}, b = {inputs, stride, 1};
-    product(a, b, layer->outputs, layer->inputs, B, 0, layer->weight_gradient, panel);
+    if (layer->tile_product)
+        layer->tile_product(a, b, layer->outputs, layer->inputs, B, 0, (Result){layer->weight_gradient, layer->inputs, 1}, panel);
+    else
+        product(a, b, layer->outputs, layer->inputs, B, layer->weight_gradient, panel);
     add_rows(gradient, B, layer->outputs, layer->bias_gradient);
 }
 
 static void layer_backward(const Layer *layer, const float *gradient, int64_t B, float *inputs_gradient, float *panel) {
-    Matrix a = {gradient, layer->outputs, 1}, b = {layer->weight, layer->inputs, 1};
-    product(a, b, B, layer->inputs, layer->outputs, 0, inputs_gradient, panel);
+    int64_t I = layer->inputs, O = layer->outputs;
+    if (layer->tile_product) {
+        Matrix a = {layer->weight, 1, I}, b = {gradient, 1, O}; /* transposed, so that A is the larger matrix */
+        layer->tile_product(a, b, I, B, O, 0, (Result){inputs_gradient, 1, I}, panel);
+        return;
+    }
+    Matrix a = {gradient, O, 1}, b = {layer->weight, I, 1};
+    product(a, b, B, I, O, inputs_gradient, panel);
 }
 
 /* The features of each layer, `features[0]` the inputs with the distance of their rows. */
@@ -501,10 +477,15 @@ static void categorical_backward(const Model *model, const Loss *loss, const Bat
 
 static int64_t num_outputs(const Model *model) { return model->policy_head.outputs; }
 
+/* Working memory of one matrix product, by vectors or tiles. */
+static int64_t panel_size(int64_t B, int64_t width) {
+    return larger((larger(B, width) + width) * PANEL, larger(tile_scratch(B, width), tile_scratch(width, B)));
+}
+
 static int64_t scratch_size(const Model *model, int64_t B) {
     int64_t width = larger(widest(&model->actor), larger(num_outputs(model), widest(&model->critic)));
     int64_t features = features_size(&model->actor, B) + (model->has_critic ? features_size(&model->critic, B) : 0);
-    return features + B * num_outputs(model) + 3 * B + 2 * B * width + (larger(B, width) + 1) * PANEL + 16 * LANES;
+    return features + B * num_outputs(model) + 3 * B + 2 * B * width + panel_size(B, width) + 16 * LANES;
 }
 
 /* Writes the gradient with respect to the log-probabilities; returns the mean loss. */
@@ -561,7 +542,7 @@ static Outputs forward(const Model *model, const Batch *batch, float *scratch) {
     Outputs o;
     o.outputs = scratch, o.values = o.outputs + B * P, o.log_prob = o.values + B, o.log_prob_gradient = o.log_prob + B;
     o.features_gradient = o.log_prob_gradient + B, o.other = o.features_gradient + B * width, o.panel = o.other + B * width;
-    float *rest = o.panel + (larger(B, width) + 1) * PANEL;
+    float *rest = o.panel + panel_size(B, width);
     o.critic = model->has_critic ? &model->critic : &model->actor;
     rest = encoder_forward(&model->actor, model->activation, batch, &o.actor_pass, rest, o.panel);
     if (model->has_critic) encoder_forward(o.critic, model->activation, batch, &o.critic_pass, rest, o.panel);

@@ -83,10 +83,23 @@ def test_it_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, 
     assert torch.equal(obs, before)
 
 
-@pytest.mark.parametrize("squash", [False, True])
-def test_continuous_actions_have_the_mean_and_deviation_of_their_distribution(squash: bool) -> None:
-    model, _ = flat_model(BOX, {"squash_actions": squash})
-    result = ArrayPolicy(model, seed=1).act(np.ones((100_000, 5), dtype=np.float32))
+MAKERS = [pytest.param(ArrayPolicy, id="numpy"), pytest.param(native_policy, id="C", marks=needs_native_core)]
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        pytest.param(ArrayPolicy, {}, id="numpy"),
+        pytest.param(ArrayPolicy, {"squash_actions": True}, id="numpy squashed"),
+        pytest.param(native_policy, {}, id="C", marks=needs_native_core),
+        pytest.param(native_policy, {"adaptive_stddev": True}, id="C adaptive", marks=needs_native_core),
+    ],
+)
+def test_continuous_actions_have_the_mean_and_standard_deviation_of_their_distribution(
+    make: Any, settings: dict[str, Any]
+) -> None:
+    model, _ = flat_model(BOX, settings)
+    result = make(model, seed=1).act(np.ones((100_000, 5), dtype=np.float32))
     mean, log_std = result.action_parameters[0, :3], result.action_parameters[0, 3:]
     standard_error = np.exp(log_std) / np.sqrt(100_000)
     assert (np.abs(result.action.mean(0) - mean) < 5.0 * standard_error).all()
@@ -94,9 +107,20 @@ def test_continuous_actions_have_the_mean_and_deviation_of_their_distribution(sq
     assert abs(np.corrcoef(result.action[:, 0], result.action[:, 1])[0, 1]) < 0.02
 
 
-def test_seeds_decide_the_actions() -> None:
+@pytest.mark.parametrize("make", MAKERS)
+def test_choices_are_as_frequent_as_they_are_probable(make: Any) -> None:
+    model, _ = flat_model(CHOICE, {})
+    result = make(model, seed=1).act(np.ones((100_000, 5), dtype=np.float32))
+    probabilities = np.exp(result.action_parameters[0])
+    found = np.bincount(result.action, minlength=len(probabilities)) / 100_000
+    assert probabilities.min() > 0.02 and np.ptp(probabilities) > 0.1
+    assert (np.abs(found - probabilities) < 5.0 * np.sqrt(probabilities / 100_000)).all()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_seeds_decide_the_actions(make: Any) -> None:
     model, _ = flat_model(BOX, {})
     obs = np.ones((4, 5), dtype=np.float32)
-    first, again, other = (ArrayPolicy(model, seed).act(obs).action for seed in (1, 1, 2))
+    first, again, other = (make(model, seed).act(obs).action for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert (first != other).all()

@@ -213,6 +213,15 @@ def test_wide_layers_and_minibatches_of_changing_size_are_the_same_too(shared: b
     assert_same(arrays, autograd)
 
 
+def test_a_standard_deviation_beyond_its_range_has_no_gradient() -> None:
+    arrays, autograd = both_for(SPECS["continuous"], adaptive_stddev=True, initial_stddev=200.0, entropy_loss_coeff=0.1)
+    batch = prepare_same(arrays, autograd)
+    for learner in (arrays, autograd):
+        learner._take_step(batch, 1e-3)
+        gradient = learner.model.policy_head.bias.grad
+        assert gradient is not None and (gradient[2:] == 0.0).all() and (gradient[:2] != 0.0).all()
+
+
 def change(name: str, value: float) -> Callable[[Samples], Samples]:
     def changed(batch: Samples) -> Samples:
         field = getattr(batch, name).clone()

@@ -47,7 +47,7 @@ class NativeUpdate:
         """Prepares for a model that `ArrayUpdate.fits` and whose parameters are `flat`."""
         self._kernels, self._optimizer, self._ranks = kernels, optimizer, ranks
         self._gradient = flat.grad
-        self._described = NativeModel(model)
+        self._described = NativeModel(model, native.tile_product() if config.precision == "auto" else None)
         self._model = self._described.record
         self._adam = self._describe_optimizer(config) if type(optimizer) is FlatAdam else None
         self._scratch, self._most_samples = torch.empty(0), 0
