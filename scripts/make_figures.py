@@ -1,4 +1,4 @@
-r"""Draws the pictures and the table of learning in the README from stored results; each number has one source.
+r"""Draws the README's pictures of learning and writes its numbers from stored results; each number has one source.
 
     python scripts/time_to_score.py --suite=peers --tasks=HalfCheetah-v5,Hopper-v5,Ant-v5,Humanoid-v5 \
         --systems=asyncrl,sample_factory,sb3_zoo --seeds=3 --limit_s=180 --work_dir=scores/peers
@@ -7,8 +7,8 @@ r"""Draws the pictures and the table of learning in the README from stored resul
 
 `docs/learning.json` holds for each run its curve, its evaluated policies, its speed, and once for all runs the commit,
 the versions and the processor. From it come `docs/images/return_over_seconds.svg`, `docs/images/steps_per_second.svg`
-and the table between `<!-- learning: ... -->` and `<!-- end of learning -->` in the README, which must have these two
-lines. Needs `pip install -e ".[plot]"`.
+and what stands between `<!-- learning: ... -->` and `<!-- end of learning -->`: sentences in README.md, a table in
+docs/results.md. Needs `pip install -e ".[plot]"`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from asyncrl.analysis.records import read_json_lines
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "docs" / "learning.json"
 README = ROOT / "README.md"
+RESULTS = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "images"
 BEGIN, END = "<!-- learning: made by scripts/make_figures.py -->", "<!-- end of learning -->"
 LABELS = {
@@ -38,6 +39,7 @@ LABELS = {
     "sb3_zoo": "Stable-Baselines3 2.9.2, rl-zoo",
 }
 """The systems that are drawn, in the order of their colours."""
+OWN = "asyncrl"
 
 _MOST_POINTS = 120
 
@@ -49,7 +51,7 @@ def stored_results(records: Sequence[Record]) -> dict[str, Any]:
         SystemExit: asyncrl's runs are of several commits, so no single one could be named.
     """
     drawn = [record for record in records if record.system in LABELS]
-    commits = {record.environment["git_commit"] for record in drawn if record.system == "asyncrl"}
+    commits = {record.environment["git_commit"] for record in drawn if record.system == OWN}
     if len(commits) != 1:
         raise SystemExit(f"asyncrl's runs must be of one commit, these are of {sorted(commits) or 'none'}.")
     environment = drawn[-1].environment
@@ -75,37 +77,60 @@ def _run(record: Record) -> dict[str, Any]:
     }
 
 
-def table(stored: dict[str, Any]) -> str:
-    """The README's table: for each task and system the median score, the worst seed, the seconds and the speed."""
+def grouped(stored: dict[str, Any]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The runs of each task by system, in the order of `LABELS`."""
     runs: defaultdict[str, defaultdict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for run in stored["runs"]:
         runs[run["task"]][run["system"]].append(run)
+    return {task: {name: own[name] for name in LABELS if name in own} for task, own in runs.items()}
+
+
+def median(runs: Sequence[dict[str, Any]], name: str) -> float:
+    return float(statistics.median(run[name] for run in runs))
+
+
+def table(stored: dict[str, Any]) -> str:
+    """For each task and system the median score, the worst seed, the seconds and the speed."""
     lines = ["| task | system | return: median, worst seed | seconds | steps/s |", "| --- | --- | --- | --- | --- |"]
-    for task, by_system in runs.items():
-        for system in (name for name in LABELS if name in by_system):
-            own = by_system[system]
-            scores = [run["score"] for run in own]
-            cells = (
-                task,
-                LABELS[system],
-                f"{statistics.median(scores):.0f}, {min(scores):.0f}",
-                f"{statistics.median(run['seconds'] for run in own):.0f}",
-                f"{statistics.median(run['steps_per_s'] for run in own):,.0f}",
-            )
-            lines.append("| " + " | ".join(cells) + " |")
-    seeds = max(len(own) for by_system in runs.values() for own in by_system.values())
-    lines.append("")
-    lines.append(f"{seeds} seeds, presets as shipped, start-up included, two cores of {stored['processor']},")
-    lines.append(
-        f"commit {stored['commit'][:8]}; return: mean of evaluation episodes of the final policy, sampled actions."
+    for task, systems in grouped(stored).items():
+        for system, own in systems.items():
+            scores = f"{median(own, 'score'):.0f}, {min(run['score'] for run in own):.0f}"
+            speed = f"{median(own, 'steps_per_s'):,.0f}"
+            lines.append(f"| {task} | {LABELS[system]} | {scores} | {median(own, 'seconds'):.0f} | {speed} |")
+    return "\n".join(["", *lines, "", _conditions(stored), ""])
+
+
+def _conditions(stored: dict[str, Any]) -> str:
+    seeds = max(len(own) for systems in grouped(stored).values() for own in systems.values())
+    return (
+        f"Two cores of {stored['processor']}, commit {stored['commit'][:8]}, {seeds} seeds, each system with its own\n"
+        "tuned settings, start-up included. Return: mean of 20 evaluation episodes of the last policy, sampled actions."
     )
-    return "\n".join(lines)
 
 
-def with_table(readme: str, stored: dict[str, Any]) -> str:
-    """The README with the table of the stored results between its marks."""
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(stored)}\n{END}{rest.split(END)[1]}"
+def sentences(stored: dict[str, Any]) -> str:
+    """The README's two reasons that are numbers."""
+    runs = grouped(stored)
+    task = "Humanoid-v5" if "Humanoid-v5" in runs else next(iter(runs))
+    own, *others = ((LABELS[name], systems) for name, systems in runs[task].items())
+    returns = " and ".join(f"{label} at {median(systems, 'score'):,.0f}" for label, systems in others)
+    ratios = []
+    for name, label in LABELS.items():
+        compared = [systems for systems in runs.values() if name in systems and name != OWN]
+        found = [median(systems[OWN], "steps_per_s") / median(systems[name], "steps_per_s") for systems in compared]
+        ratios += [f"{min(found):.1f} to {max(found):.1f} times {label}'s"] if found else []
+    return f"""
+* **Sooner at a return.** After {median(own[1], "seconds"):.0f} seconds of {task} on two cores, its policy is at a
+  return of {median(own[1], "score"):,.0f}, {returns} ([medians](docs/results.md#beside-other-libraries)).
+* **More steps a second.** On {len(runs)} MuJoCo bodies it trains {" and ".join(ratios)}
+  steps per second, each with its tuned settings.
+"""
+
+
+def with_block(document: str, block: str) -> str:
+    """The document with another block between its marks."""
+    before, rest = document.split(BEGIN)
+    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
 
 
 def draw_returns(stored: dict[str, Any], path: Path) -> None:
@@ -151,7 +176,7 @@ def draw_speeds(stored: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Stores results if they are given; then draws the stored ones and writes the README's table."""
+    """Stores results if they are given; then draws the stored ones and writes the numbers of both documents."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, help="results.jsonl of scripts/time_to_score.py, to be stored first")
     options = parser.parse_args()
@@ -162,7 +187,8 @@ def main() -> None:
     stored = json.loads(STORED.read_text())
     draw_returns(stored, IMAGES / "return_over_seconds.svg")
     draw_speeds(stored, IMAGES / "steps_per_second.svg")
-    README.write_text(with_table(README.read_text(), stored))
+    README.write_text(with_block(README.read_text(), sentences(stored)))
+    RESULTS.write_text(with_block(RESULTS.read_text(), table(stored)))
 
 
 if __name__ == "__main__":

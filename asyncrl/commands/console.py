@@ -176,6 +176,8 @@ def plan_lines(plan: ResourcePlan, arena_bytes: int, free_bytes: int) -> dict[st
     mode = f"serial, {timing}" if plan.serial_mode else timing
     devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
     lines["mode:"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
+    if plan.device_reason is not None:
+        lines["device:"] = plan.device_reason
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
     if (remote := plan.remote).num_pools > 0:
         environments += f", {remote.num_workers} of the workers in {_count(remote.num_pools, 'pool')} on other machines"

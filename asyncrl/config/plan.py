@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from asyncrl.config.critic_kinds import critic_kind
+from asyncrl.config.device_choice import (
+    estimate_acting,
+    estimate_update,
+    flops_of_pass,
+    knows_networks,
+    passes_of_update,
+)
 from asyncrl.config.machine import Machine
 from asyncrl.config.remote_workers import NO_REMOTE_WORKERS, RemoteWorkers
 from asyncrl.config.replay_kinds import PLAIN, ReplayKind, replay_kind
@@ -22,10 +28,8 @@ if TYPE_CHECKING:  # roles that only read a plan need no pydantic
     from asyncrl.config.schema import TrainConfig
 
 _FLOPS_FOR_A_THREAD = 3e8  # of a minibatch, forward and backward: a few milliseconds of one core
-_FLOPS_OF_CONVOLUTIONS = 2e7  # of one forward pass over a screen of 84 x 84
 _WORK_TO_TAKE_A_CORE = 4
 _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
-_ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
@@ -102,6 +106,7 @@ class ResourcePlan:
 
     Attributes:
         device: the learner's device: cpu, cuda or cuda:N.
+        device_reason: why `auto` chose the devices, where there was a choice.
         inference_devices: devices of the inference workers, assigned in turn; empty with local inference.
         num_workers: rollout workers, those of other machines included, which have the last indices.
         num_envs_per_worker: environments of each rollout worker.
@@ -161,6 +166,7 @@ class ResourcePlan:
     num_policies: int = 1
     num_opponents: int = 0
     remote: RemoteWorkers = NO_REMOTE_WORKERS
+    device_reason: str | None = None
 
     @property
     def num_local_workers(self) -> int:
@@ -371,10 +377,7 @@ def resolve(
     """
     machine = machine or Machine.detect()
     is_hogwild = config.backend == "hogwild"
-    device = config.device
-    if device == "auto":
-        device = "cuda" if machine.cuda_is_usable and not is_hogwild else "cpu"
-    learner_device = device if config.learner_device == "auto" or is_hogwild else config.learner_device
+    device, learner_device, device_reason = _devices(config, machine, observes_images)
     inference_devices = tuple(_device_for_this_rank(each, machine) for each in config.inference_devices or (device,))
     cores = max(1, machine.cores // machine.num_local_ranks)
     inference_mode = _inference_mode(config, inference_devices)
@@ -393,6 +396,7 @@ def resolve(
         num_splits = unit if num_envs % unit == 0 else 1
     return ResourcePlan(
         device=_device_for_this_rank(learner_device, machine),
+        device_reason=device_reason,
         inference_mode=inference_mode,
         serial_mode=config.serial_mode,
         async_rl=config.async_rl,
@@ -426,6 +430,20 @@ def resolve(
         num_opponents=0 if config.opponents is None else config.opponents.most,
         remote=remote,
     )
+
+
+def _devices(config: TrainConfig, machine: Machine, observes_images: bool) -> tuple[str, str, str | None]:
+    """The device of inference, that of the learner, and why `auto` chose them; None without a choice."""
+    device, learner_device, reason = config.device, config.learner_device, None
+    own, is_hogwild = device, config.backend == "hogwild"
+    if device == "auto":
+        device = own = "cuda" if machine.cuda_is_usable and not is_hogwild else "cpu"
+        needs_gpu = config.env_backend == "tensor" or config.compile == "cuda_graph"
+        if device == "cuda" and not needs_gpu and knows_networks(config):
+            acting, update = estimate_acting(config, observes_images), estimate_update(config, observes_images)
+            device, own = ("cuda" if estimate.favours_gpu else "cpu" for estimate in (acting, update))
+            reason = f"an optimizer step is estimated at {update}, an action at {acting}; --device=cuda takes the GPU"
+    return device, own if learner_device == "auto" or is_hogwild else learner_device, reason
 
 
 def _num_eval_envs(config: TrainConfig) -> int:
@@ -512,16 +530,8 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     another program uses its core, every synchronization waits: on a loaded machine 64-64 networks trained 13 times
     slower with two threads than with one.
     """
-    widths = config.encoder_mlp_layers
-    if config.is_off_policy and config.algorithm.actions != "choice" and config.critic_mlp_layers is not None:
-        widths = config.critic_mlp_layers
-    passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
-    num_weights = sum(num_in * num_out for num_in, num_out in zip([*widths[:1], *widths[:-1]], widths, strict=True))
-    if (block_weights := critic_kind(config).block_weights) is not None:
-        num_weights = sum(block_weights * width * width for width in widths)
-    of_one_pass = 2 * num_weights + (_FLOPS_OF_CONVOLUTIONS if observes_images else 0)
-    return round(passes * config.batch_size * of_one_pass / flops)
+    return round(passes_of_update(config) * config.batch_size * flops_of_pass(config, observes_images) / flops)
 
 
 def _workers_and_envs(config: TrainConfig, cores: int, unit: int, num_agents: int) -> tuple[int, int]:

@@ -349,7 +349,10 @@ def test_priorities_are_those_of_one_learner() -> None:
     assert problems(**{**on_device, "algo": "sac"}) == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"device": "cuda"}, {"inference_devices": ["cuda"], "device": "cpu"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"encoder_mlp_layers": [2048, 2048]}, {"device": "cuda"}, {"inference_devices": ["cuda"], "device": "cpu"}],
+)
 def test_each_rank_of_a_machine_needs_a_gpu_of_its_own(settings: dict[str, Any]) -> None:
     for local_rank in range(2):
         ranks = {"torch_has_cuda": True, "num_ranks": 2, "num_local_ranks": 2, "local_rank": local_rank}

@@ -99,7 +99,7 @@ def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> 
 def test_no_warning_for_used_or_default_settings(flags: list[str]) -> None:
     assert unread(*flags) == []
     gpu = Machine(cores=4, torch_has_cuda=True, num_cuda_devices=1)  # the plan chooses central inference
-    assert unread("--num_inference_workers=2", machine=gpu) == []
+    assert unread("--num_inference_workers=2", "--encoder_mlp_layers=[2048,2048]", machine=gpu) == []
 
 
 @pytest.mark.parametrize("name", preset_names())

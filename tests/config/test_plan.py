@@ -22,25 +22,56 @@ def planned(machine: Machine = CPU, **settings: object) -> ResourcePlan:
     return resolve(TrainConfig(**settings), machine)  # type: ignore[arg-type]
 
 
+LARGE = {"encoder_mlp_layers": [2048, 2048]}
+
+
 def test_auto_is_local_on_a_cpu_and_central_with_two_splits_on_a_gpu() -> None:
     for machine, expected in ((CPU, ("cpu", "local", 1, 0)), (GPU, ("cuda", "central", 2, 1))):
-        plan = planned(machine)
+        plan = planned(machine, **LARGE)
         assert (plan.device, plan.inference_mode, plan.worker_num_splits, plan.num_inference_workers) == expected
     for machine in (Machine(8, torch_has_cuda=False, num_cuda_devices=1), Machine(8, torch_has_cuda=True)):
-        assert planned(machine).device == "cpu"
+        assert planned(machine, **LARGE).device == "cpu"
     assert planned(GPU, serial_mode=True, inference_mode="central").inference_mode == "local"
+
+
+@pytest.mark.parametrize(
+    ("settings", "observes_images", "learner", "inference"),
+    [
+        ({"encoder_mlp_layers": [64, 64], "batch_size": 64}, False, "cpu", "local"),
+        ({"encoder_mlp_layers": [256, 256], "batch_size": 64}, False, "cuda", "local"),
+        ({"encoder_mlp_layers": [64, 64], "algo": "sac", "critic_mlp_layers": [256, 256]}, False, "cuda", "local"),
+        ({"encoder_mlp_layers": [512]}, True, "cuda", "central"),
+        (LARGE, False, "cuda", "central"),
+        ({"encoder": "own"}, False, "cuda", "central"),
+        ({"encoder_mlp_layers": [64, 64], "batch_size": 64, "device": "cuda"}, False, "cuda", "central"),
+        ({**LARGE, "device": "cpu"}, False, "cpu", "local"),
+        ({**LARGE, "learner_device": "cpu"}, False, "cpu", "central"),
+        ({**LARGE, "backend": "hogwild"}, False, "cpu", "local"),
+    ],
+)
+def test_auto_takes_the_gpu_where_it_is_estimated_to_be_faster(
+    settings: dict[str, Any], observes_images: bool, learner: str, inference: str
+) -> None:
+    plan = resolve(TrainConfig(**settings), GPU, observes_images)
+    assert (plan.device, plan.inference_mode) == (learner, inference)
+
+
+def test_a_plan_says_why_auto_chose_its_devices() -> None:
+    reason = planned(GPU, encoder_mlp_layers=[64, 64], batch_size=64).device_reason
+    assert reason is not None and "on a core and" in reason and "--device=cuda takes the GPU" in reason
+    assert planned(GPU, device="cuda").device_reason is planned(CPU).device_reason is None
 
 
 def test_roles_may_have_devices_of_their_own() -> None:
     two = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=2)
     plan = planned(two, learner_device="cuda:1", inference_devices=["cuda:0", "cpu"])
     assert (plan.device, plan.inference_devices, plan.num_inference_workers) == ("cuda:1", ("cuda:0", "cpu"), 2)
-    assert planned(two).inference_devices == ("cuda",)
-    on_host = planned(two, inference_devices=["cpu"])
+    assert planned(two, **LARGE).inference_devices == ("cuda",)
+    on_host = planned(two, **LARGE, inference_devices=["cpu"])
     assert (on_host.device, on_host.inference_mode, on_host.inference_devices) == ("cuda", "local", ())
     assert planned(two, inference_devices=["cuda:1"], num_inference_workers=3).num_inference_workers == 3
     rank = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=2, num_ranks=2, num_local_ranks=2, local_rank=1)
-    assert (planned(rank).device, planned(rank).inference_devices) == ("cuda:1", ("cuda:1",))
+    assert (planned(rank, **LARGE).device, planned(rank, **LARGE).inference_devices) == ("cuda:1", ("cuda:1",))
     assert planned(rank, device="cpu", learner_device="cuda").device == "cuda:1"
     assert planned(two, backend="hogwild", algo="a2c", device="cuda", learner_device="cuda:1").device == "cuda"
 

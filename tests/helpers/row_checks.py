@@ -404,7 +404,9 @@ def check_replay(
         # A row of another machine may arrive after the last report, before the replay is saved.
         late = plan.num_envs if plan.remote.num_pools > 0 else 0
         assert 0 <= held - finished.outcome.env_steps <= late, "the replay holds every step of the run"
-        in_hand = plan.num_envs if plan.async_rl else 0  # rows that were not whole when the run ended
+        # A row is whole after the step that follows it. The run ends when it has counted enough steps: in async at any
+        # moment, in sync perhaps while the last step of another split is made.
+        in_hand = plan.num_envs
         assert rest <= num_dead + in_hand + lost_with_machines, (
             "nothing is lost but steps that a death or the run's end interrupted"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,25 @@ RECORDS += [record("sb3_zoo", 0, 123.4)]
 
 
 def test_the_table_has_the_median_and_the_worst_seed_of_each_system() -> None:
-    readme = make_figures.with_table(README, make_figures.stored_results(RECORDS))
-    assert "| Hopper-v5 | asyncrl | 900, 400 | 21 | 1,000 |" in readme
-    assert "| Hopper-v5 | Stable-Baselines3 2.9.2, rl-zoo | 123, 123 | 21 | 1,000 |" in readme
-    assert "3 seeds" in readme and "a processor" in readme and "commit c0ffee01" in readme
-    assert readme.startswith("# A title\n") and readme.endswith("\n\nmore\n") and "an old table" not in readme
+    document = make_figures.with_block(README, make_figures.table(make_figures.stored_results(RECORDS)))
+    assert "| Hopper-v5 | asyncrl | 900, 400 | 21 | 1,000 |" in document
+    assert "| Hopper-v5 | Stable-Baselines3 2.9.2, rl-zoo | 123, 123 | 21 | 1,000 |" in document
+    assert "3 seeds" in document and "a processor" in document and "commit c0ffee01" in document
+    assert document.startswith("# A title\n") and document.endswith("\n\nmore\n") and "an old table" not in document
+
+
+def test_the_readme_names_returns_and_ratios_of_speed() -> None:
+    text = make_figures.sentences(make_figures.stored_results([*RECORDS, record("sample_factory", 0, 500.0)]))
+    assert "After 21 seconds of Hopper-v5" in text and "900, Sample Factory 2.1.1 at 500 and Stable" in text
+    assert "trains 1.0 to 1.0 times Sample Factory 2.1.1's and" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "block"), [(make_figures.README, make_figures.sentences), (make_figures.RESULTS, make_figures.table)]
+)
+def test_the_documents_say_what_the_stored_results_say(path: Path, block: Callable[[Any], str]) -> None:
+    document = path.read_text()
+    assert document == make_figures.with_block(document, block(json.loads(make_figures.STORED.read_text())))
 
 
 def test_runs_of_two_commits_are_not_stored_as_one_result() -> None:
