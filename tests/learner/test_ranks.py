@@ -82,7 +82,7 @@ def assert_same(state: LearnerState, expected: LearnerState, tolerance: float = 
     assert state.scalars == pytest.approx(expected.scalars)
     for mine, theirs in ((state.model, expected.model), (state.optimizer, expected.optimizer)):
         for name in theirs.keys() - {"generator"}:
-            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=tolerance, msg=name)
+            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
 PPO = {"learning_rate": 0.01, "max_grad_norm": 0.05, "ppo_clip_ratio": 0.02}
@@ -157,7 +157,7 @@ def test_two_ranks_weigh_old_samples_and_value_them_again_as_one_does(spec: EnvS
     for state, of_rank in together(
         2, lambda ranks: train_late(on_policy(spec, ranks, **settings), columns(dataset, *parts[ranks.rank]))
     ):
-        assert_same(state, expected)
+        assert_same(state, expected, tolerance=1e-5)  # as above
         assert of_rank == pytest.approx(approx_kl, rel=1e-3)
 
 
