@@ -101,7 +101,8 @@ def table(stored: dict[str, Any]) -> str:
 
 
 def _conditions(stored: dict[str, Any]) -> str:
-    seeds = max(len(own) for systems in grouped(stored).values() for own in systems.values())
+    counts = [len(own) for systems in grouped(stored).values() for own in systems.values()]
+    seeds = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     return (
         f"Two cores of {stored['processor']}, commit {stored['commit'][:8]}, {seeds} seeds, each system with its own\n"
         "tuned settings, start-up included. Return: mean of 20 evaluation episodes of the last policy, sampled actions."
@@ -111,19 +112,26 @@ def _conditions(stored: dict[str, Any]) -> str:
 def sentences(stored: dict[str, Any]) -> str:
     """The README's two reasons that are numbers."""
     runs = grouped(stored)
-    task = "Humanoid-v5" if "Humanoid-v5" in runs else next(iter(runs))
-    own, *others = ((LABELS[name], systems) for name, systems in runs[task].items())
-    returns = " and ".join(f"{label} at {median(systems, 'score'):,.0f}" for label, systems in others)
+    seconds = max(run["seconds"] for systems in runs.values() for own in systems.values() for run in own)
+    returns = []
+    for task, systems in runs.items():
+        own, *others = (f"{median(found, 'score'):,.0f}" for found in systems.values())
+        returns.append(f"{task} {own} ({', '.join(others)})")
+    short = {name: label.partition(" 2.")[0] for name, label in LABELS.items() if name != OWN}
+    names = " and ".join(f"{label}'s" for label in short.values())
     ratios = []
-    for name, label in LABELS.items():
-        compared = [systems for systems in runs.values() if name in systems and name != OWN]
+    for name, label in short.items():
+        compared = [systems for systems in runs.values() if name in systems]
         found = [median(systems[OWN], "steps_per_s") / median(systems[name], "steps_per_s") for systems in compared]
         ratios += [f"{min(found):.1f} to {max(found):.1f} times {label}'s"] if found else []
     return f"""
-* **Sooner at a return.** After {median(own[1], "seconds"):.0f} seconds of {task} on two cores, its policy is at a
-  return of {median(own[1], "score"):,.0f}, {returns} ([medians](docs/results.md#beside-other-libraries)).
-* **More steps a second.** On {len(runs)} MuJoCo bodies it trains {" and ".join(ratios)}
-  steps per second, each with its tuned settings.
+* **Sooner at a return.** Median returns after at most {seconds:.0f} seconds on two cores, in brackets
+  {names}:
+  {", ".join(returns)}
+  ([results](docs/results.md#beside-other-libraries)).
+* **More steps a second.** On the same bodies it trains
+  {" and ".join(ratios)} steps per second,
+  each with its tuned settings.
 """
 
 
@@ -138,6 +146,7 @@ def draw_returns(stored: dict[str, Any], path: Path) -> None:
     tasks = list(dict.fromkeys(run["task"] for run in stored["runs"]))
     figure = new_figure(4.2 * min(len(tasks), 2), 2.9 * -(-len(tasks) // 2))
     axes = figure.subplots(-(-len(tasks) // 2), min(len(tasks), 2), squeeze=False).flat
+    lines: dict[str, Any] = {}
     for own, task in zip(axes, tasks, strict=False):
         for number, (system, label) in enumerate(LABELS.items()):
             curves = [run["curve"] for run in stored["runs"] if (run["task"], run["system"]) == (task, system)]
@@ -148,11 +157,12 @@ def draw_returns(stored: dict[str, Any], path: Path) -> None:
                 own.plot(curve[:, 0], curve[:, 1], color=color(number), lw=0.7, alpha=0.4)
             seconds = np.linspace(max(curve[0, 0] for curve in points), min(curve[-1, 0] for curve in points), 100)
             mean = np.mean([np.interp(seconds, curve[:, 0], curve[:, 1]) for curve in points], axis=0)
-            own.plot(seconds, mean, color=color(number), lw=2.0, label=label if task == tasks[0] else None)
+            (lines[label],) = own.plot(seconds, mean, color=color(number), lw=2.0)
         own.set_title(task, fontsize="medium")
         own.set_xlabel("seconds since the command")
         own.set_ylabel("return")
         finish(own)
+    figure.legend(lines.values(), lines, loc="outside upper center", ncols=len(lines), frameon=False)
     save(figure, path)
 
 

@@ -82,7 +82,9 @@ def assert_same(state: LearnerState, expected: LearnerState, tolerance: float = 
     assert state.scalars == pytest.approx(expected.scalars)
     for mine, theirs in ((state.model, expected.model), (state.optimizer, expected.optimizer)):
         for name in theirs.keys() - {"generator"}:
-            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                mine[name], theirs[name], rtol=1e-4, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 PPO = {"learning_rate": 0.01, "max_grad_norm": 0.05, "ppo_clip_ratio": 0.02}

@@ -30,14 +30,14 @@ def test_the_table_has_the_median_and_the_worst_seed_of_each_system() -> None:
     document = make_figures.with_block(README, make_figures.table(make_figures.stored_results(RECORDS)))
     assert "| Hopper-v5 | asyncrl | 900, 400 | 21 | 1,000 |" in document
     assert "| Hopper-v5 | Stable-Baselines3 2.9.2, rl-zoo | 123, 123 | 21 | 1,000 |" in document
-    assert "3 seeds" in document and "a processor" in document and "commit c0ffee01" in document
+    assert "1 to 3 seeds" in document and "a processor" in document and "commit c0ffee01" in document
     assert document.startswith("# A title\n") and document.endswith("\n\nmore\n") and "an old table" not in document
 
 
 def test_the_readme_names_returns_and_ratios_of_speed() -> None:
     text = make_figures.sentences(make_figures.stored_results([*RECORDS, record("sample_factory", 0, 500.0)]))
-    assert "After 21 seconds of Hopper-v5" in text and "900, Sample Factory 2.1.1 at 500 and Stable" in text
-    assert "trains 1.0 to 1.0 times Sample Factory 2.1.1's and" in text
+    assert "after at most 21 seconds" in text and "Hopper-v5 900 (500, 123)" in text
+    assert "  1.0 to 1.0 times Sample Factory's and 1.0 to 1.0 times Stable-Baselines3's" in text
 
 
 @pytest.mark.parametrize(
