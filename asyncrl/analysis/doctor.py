@@ -105,7 +105,7 @@ def find_facts() -> MachineFacts:
         shared_bytes=psutil.disk_usage(str(_SHARED_MEMORY)).total if _SHARED_MEMORY.is_dir() else None,
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE),
         gpus=about["gpus"],
-        instruction_set=None if kernels is None else kernels.name + (", amx" if native.tile_product() else ""),
+        instruction_set=None if kernels is None else kernels.name,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +88,12 @@ def test_numbers_that_are_not_finite_reach_the_product() -> None:
         assert not np.isfinite(c[3]).any() and np.isfinite(np.delete(c, 3, 0)).all()
 
 
-def learner_with(precision: str, layers: list[int]) -> OnPolicyLearner:
+def learner_with(product: int | None, layers: list[int]) -> OnPolicyLearner:
     spec = spec_of_spaces(spaces.Box(-1.0, 1.0, (OBS,)), spaces.Box(-1.0, 1.0, (ACTIONS,)), "X", None)
-    config = TrainConfig(encoder_mlp_layers=layers, precision=precision, adam_eps=1e-3, max_grad_norm=0.0)
+    config = TrainConfig(encoder_mlp_layers=layers, adam_eps=1e-3, max_grad_norm=0.0)
     torch.manual_seed(0)
-    learner = OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU)
+    with mock.patch.object(NativeUpdate, "tile_product", product):
+        learner = OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU)
     learner.publication()
     return learner
 
@@ -119,7 +121,7 @@ def samples(learner: OnPolicyLearner, num_samples: int) -> Samples:
 @pytest.mark.parametrize("num_samples", [1, 33, 64])
 @pytest.mark.parametrize("layers", [[256, 200], [300], [40, 900, 40]], ids=str)
 def test_steps_by_tiles_are_those_in_float32(layers: list[int], num_samples: int) -> None:
-    tiles, vectors = learner_with("auto", layers), learner_with("float32", layers)
+    tiles, vectors = learner_with(native.tile_product(), layers), learner_with(None, layers)
     for learner in (tiles, vectors):
         assert isinstance(learner._step, NativeUpdate)
     batch = samples(tiles, num_samples)
@@ -132,7 +134,7 @@ def test_steps_by_tiles_are_those_in_float32(layers: list[int], num_samples: int
 
 
 def test_small_layers_and_heads_do_not_use_tiles() -> None:
-    learner = learner_with("auto", [300, 64])
+    learner = learner_with(None, [300, 64])
     record = NativeModel(learner.model, native.tile_product()).record
     assert [record.actor.layers[depth].tile_product is not None for depth in (0, 1)] == [True, False]
     assert record.policy_head.tile_product is None and record.value_head.tile_product is None

@@ -49,8 +49,7 @@ class RoleSettings(Section):
     precision: Literal["auto", "float32", "bf16"] = _roles(
         "auto",
         "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
-        "and TD3 where the hardware computes it faster, products with 16 significant bits for large layers of PPO and "
-        "A2C on processors with AMX, otherwise float32",
+        "and TD3 where the hardware computes it faster, otherwise float32",
     )
     compile: Literal["auto", "off", "cuda_graph"] = _roles(
         "auto",
