@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shlex
@@ -25,7 +24,6 @@ KERNELS = {
     }
 }
 OTHERS = {"generic": ["-DLANES=4"]}
-AMX = ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]  # not known to older compilers; the core does without it then
 
 
 class NativeCore(BuildHookInterface):  # type: ignore[type-arg]
@@ -55,15 +53,8 @@ def compile_core(source: Path, library: Path) -> None:
         for name, flags in KERNELS.get(platform.machine(), OTHERS).items():
             objects.append(f"{folder}/{name}.o")
             _run([*compiler, *FLAGS, *flags, f"-DSUFFIX={name}", "-c", str(source / "kernels.c"), "-o", objects[-1]])
-        own = []
-        if sys.platform == "linux" and platform.machine() == "x86_64":
-            flags = [*FLAGS, *KERNELS["x86_64"]["avx512"], *AMX]
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _run([*compiler, *flags, "-c", str(source / "amx.c"), "-o", f"{folder}/amx.o"])
-                objects.append(f"{folder}/amx.o")
-                own = ["-DHAS_AMX"]
         objects.append(f"{folder}/core.o")
-        _run([*compiler, *FLAGS, *own, "-c", str(source / "core.c"), "-o", objects[-1]])
+        _run([*compiler, *FLAGS, "-c", str(source / "core.c"), "-o", objects[-1]])
         unfinished = library.with_suffix(f".{os.getpid()}.part")
         _run([*compiler, "-shared", "-o", str(unfinished), *objects, "-lm"])
         unfinished.replace(library)

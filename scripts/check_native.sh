@@ -12,4 +12,4 @@ cd "$place"
 CC="${CC:-cc} -g -fsanitize=address,undefined -fno-sanitize-recover=all" "$python" -c \
     "import pathlib, hatch_build as h; h.compile_core(h.SOURCE, pathlib.Path(h.SOURCE, '_core.so'))"
 export PYTHONPATH=$PWD ASAN_OPTIONS=detect_leaks=0
-LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so) "$python" -m pytest -q -n 0 tests/learner/test_array_update.py tests/learner/test_tile_product.py tests/inference/test_array_policy.py
+LD_PRELOAD=$(${CC:-cc} -print-file-name=libasan.so) "$python" -m pytest -q -n 0 tests/learner/test_array_update.py tests/inference/test_array_policy.py

@@ -1,7 +1,7 @@
 r"""Draws the README's pictures of learning and writes its numbers from stored results; each number has one source.
 
     python scripts/time_to_score.py --suite=peers --tasks=HalfCheetah-v5,Hopper-v5,Ant-v5,Humanoid-v5 \
-        --systems=asyncrl,sample_factory,sb3_zoo --seeds=3 --limit_s=180 --work_dir=scores/peers
+        --systems=asyncrl,sample_factory,sb3_zoo --seeds=3 --limit_s=120 --work_dir=scores/peers
     python scripts/make_figures.py --results=scores/peers/results.jsonl  # stores them in docs/learning.json, and draws
     python scripts/make_figures.py                                       # draws the stored results again
 

@@ -10,9 +10,6 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.distributions import FORBIDDEN, LOG_STD_RANGE, Categorical, DiagonalGaussian
 from asyncrl.models.encoders import ObservationEncoder, PartialEncoder
 
-SMALLEST_FOR_TILES = 2**15
-"""Weights of a layer from which on AMX is faster: before its products operands are packed."""
-
 
 class NativeModel:
     """Keeps what the record points to alive.
@@ -26,18 +23,12 @@ class NativeModel:
         """Whether the native core knows the networks and the distribution."""
         return model.has_passes and type(model.distribution) in (DiagonalGaussian, Categorical)
 
-    def __init__(self, model: ActorCritic, tile_product: int | None = None) -> None:
-        """Describes a model that fits.
-
-        Args:
-            model: its parameters are flat (`FlatParameters`), perhaps without gradients.
-            tile_product: `native.tile_product()` if it computes the products of large layers.
-        """
-        self._tile_product = tile_product
+    def __init__(self, model: ActorCritic) -> None:
+        """Describes a model that fits and whose parameters are flat (`FlatParameters`), perhaps without gradients."""
         self._referenced: list[object] = [model]  # and the tensors themselves, which a model may exchange
         self._referenced += [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
         gaussian = model.distribution if isinstance(model.distribution, DiagonalGaussian) else None
-        policy_head, value_head = (_layer(*layer, None) for layer in model.heads)
+        policy_head, value_head = (_layer(*layer) for layer in model.heads)
         log_std, layout = model.log_std, model.layout
         self.record = native.Model(
             actor=self._encoder(model.actor),
@@ -59,7 +50,7 @@ class NativeModel:
     def _encoder(self, encoder: ObservationEncoder | PartialEncoder) -> native.Encoder:
         assert encoder.perceptron is not None
         columns, layers = encoder.perceptron
-        described = (native.Layer * max(1, len(layers)))(*(_layer(*layer, self._tile_product) for layer in layers))
+        described = (native.Layer * max(1, len(layers)))(*(_layer(*layer) for layer in layers))
         indices = None if isinstance(columns, slice) else torch.tensor(columns, dtype=torch.int64)
         self._referenced += [described, indices]
         first = (columns.start or 0) if isinstance(columns, slice) else 0
@@ -72,11 +63,10 @@ class NativeModel:
         )
 
 
-def _layer(weight: Tensor, bias: Tensor, tile_product: int | None) -> native.Layer:
+def _layer(weight: Tensor, bias: Tensor) -> native.Layer:
     assert weight.is_contiguous()
     memory = _address(weight), _address(bias), _address(weight.grad), _address(bias.grad)
-    own = tile_product if weight.numel() >= SMALLEST_FOR_TILES else None
-    return native.Layer(*memory, weight.shape[1], weight.shape[0], own)
+    return native.Layer(*memory, weight.shape[1], weight.shape[0])
 
 
 def _address(tensor: Tensor | None) -> int | None:

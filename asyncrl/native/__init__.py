@@ -1,7 +1,7 @@
 """The native core: small perceptrons in C, which act and are trained; loaded with ctypes.
 
-`hatch_build.py` compiles `core.c`, `kernels.c` and `amx.c` into `_core.so` where a C compiler is found. Without the
-library, NumPy does the same work. `core.h` explains the records. The calls release the interpreter's lock.
+`hatch_build.py` compiles `core.c` and `kernels.c` into `_core.so` where a C compiler is found. Without the library,
+NumPy does the same work. `core.h` explains the records. The calls release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ class Layer(ctypes.Structure):
         ("bias_gradient", c_void_p),
         ("inputs", c_int64),
         ("outputs", c_int64),
-        ("tile_product", c_void_p),
     ]
 
 
@@ -168,31 +167,15 @@ class Kernels:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    if not LIBRARY.exists():
-        return None
-    library = ctypes.CDLL(str(LIBRARY))
-    library.asyncrl_kernels.restype, library.asyncrl_tiles.restype = POINTER(_Table), c_void_p
-    library.asyncrl_kernels.argtypes, library.asyncrl_tiles.argtypes = [ctypes.c_char_p], []
-    return library
-
-
-@functools.cache
 def kernels(instruction_set: str | None = None) -> Kernels | None:
     """The kernels for this processor; None if the library was not built.
 
     Args:
         instruction_set: the largest one to use: avx512, avx2 or sse2; None takes the largest of the processor.
     """
-    library = _library()
-    if library is None:
+    if not LIBRARY.exists():
         return None
+    library = ctypes.CDLL(str(LIBRARY))
+    library.asyncrl_kernels.restype = POINTER(_Table)
+    library.asyncrl_kernels.argtypes = [ctypes.c_char_p]
     return Kernels(library.asyncrl_kernels(instruction_set and instruction_set.encode()).contents)
-
-
-@functools.cache
-def tile_product() -> int | None:
-    """The address of the matrix product by AMX, for `Layer.tile_product`; None without AMX or without the library."""
-    library = _library()
-    address: int | None = None if library is None else library.asyncrl_tiles()
-    return address

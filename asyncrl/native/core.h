@@ -7,31 +7,10 @@
 
 #include <stdint.h>
 
-/* Element (i, j) is at[i * row_stride + j * column_stride]; one of the strides is 1. */
-typedef struct {
-    const float *at;
-    int64_t row_stride, column_stride;
-} Matrix;
-
-typedef struct {
-    float *at;
-    int64_t row_stride, column_stride;
-} Result;
-
-/* C [M, N] = A [M, K] B [K, N] + bias [M] by AMX, see `amx.c`; bias may be NULL. `scratch` holds `tile_scratch` floats. */
-typedef void (*TileProduct)(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, const float *bias, Result c, float *scratch);
-
-/* Words in a row of a packed operand: each is a pair of values, and whole tiles are filled. */
-static inline int64_t tile_pairs(int64_t K) { return (K + 31) / 32 * 16; }
-
-/* High and low parts of 32 rows of A and of all of B, and the alignment. */
-static inline int64_t tile_scratch(int64_t N, int64_t K) { return 2 * (32 + (N + 31) / 32 * 32) * tile_pairs(K) + 16; }
-
 /* A linear layer with its gradient: weight [outputs, inputs], bias [outputs]. */
 typedef struct {
     float *weight, *bias, *weight_gradient, *bias_gradient;
     int64_t inputs, outputs;
-    TileProduct tile_product; /* NULL: vectors compute its products */
 } Layer;
 
 /* A perceptron over some columns of the observations: all from `first_column` on, or the listed `columns`. */

@@ -188,6 +188,11 @@ static void tile_of(int rows, int num_vectors, const float *a, int64_t row_strid
     }
 }
 
+typedef struct {
+    const float *at;
+    int64_t row_stride, column_stride;
+} Matrix;
+
 /* C [M, N] = A [M, K] B [K, N]; `scratch` holds K * PANEL floats. */
 static void product(Matrix a, Matrix b, int64_t M, int64_t N, int64_t K, float *c, float *scratch) {
     for (int64_t first = 0; first < N; first += PANEL) {
@@ -240,11 +245,6 @@ static void few_rows_forward(const Layer *layer, const float *inputs, int64_t st
  * packing the weights: by LANES or 2 LANES samples, whose outputs are transposed from `scratch`. */
 static void layer_forward(const Layer *layer, const float *inputs, int64_t stride, int64_t B, float *outputs, float *scratch) {
     int64_t I = layer->inputs, O = layer->outputs;
-    if (layer->tile_product) {
-        Matrix weight = {layer->weight, I, 1}, columns = {inputs, 1, stride};
-        layer->tile_product(weight, columns, O, B, I, layer->bias, (Result){outputs, 1, O}, scratch);
-        return;
-    }
     if (B <= FEW_ROWS) {
         few_rows_forward(layer, inputs, stride, B, outputs);
         return;
@@ -273,20 +273,12 @@ static void layer_forward(const Layer *layer, const float *inputs, int64_t strid
 
 static void layer_gradient(const Layer *layer, const float *gradient, const float *inputs, int64_t stride, int64_t B, float *panel) {
     Matrix a = {gradient, 1, layer->outputs}, b = {inputs, stride, 1};
-    if (layer->tile_product)
-        layer->tile_product(a, b, layer->outputs, layer->inputs, B, 0, (Result){layer->weight_gradient, layer->inputs, 1}, panel);
-    else
-        product(a, b, layer->outputs, layer->inputs, B, layer->weight_gradient, panel);
+    product(a, b, layer->outputs, layer->inputs, B, layer->weight_gradient, panel);
     add_rows(gradient, B, layer->outputs, layer->bias_gradient);
 }
 
 static void layer_backward(const Layer *layer, const float *gradient, int64_t B, float *inputs_gradient, float *panel) {
     int64_t I = layer->inputs, O = layer->outputs;
-    if (layer->tile_product) {
-        Matrix a = {layer->weight, 1, I}, b = {gradient, 1, O}; /* transposed, so that A is the larger matrix */
-        layer->tile_product(a, b, I, B, O, 0, (Result){inputs_gradient, 1, I}, panel);
-        return;
-    }
     Matrix a = {gradient, O, 1}, b = {layer->weight, I, 1};
     product(a, b, B, I, O, inputs_gradient, panel);
 }
@@ -477,10 +469,8 @@ static void categorical_backward(const Model *model, const Loss *loss, const Bat
 
 static int64_t num_outputs(const Model *model) { return model->policy_head.outputs; }
 
-/* Working memory of one matrix product, by vectors or tiles. */
-static int64_t panel_size(int64_t B, int64_t width) {
-    return larger((larger(B, width) + width) * PANEL, larger(tile_scratch(B, width), tile_scratch(width, B)));
-}
+/* Working memory of one matrix product: a packed operand, and outputs to be transposed. */
+static int64_t panel_size(int64_t B, int64_t width) { return (larger(B, width) + width) * PANEL; }
 
 static int64_t scratch_size(const Model *model, int64_t B) {
     int64_t width = larger(widest(&model->actor), larger(num_outputs(model), widest(&model->critic)));

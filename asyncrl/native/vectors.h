@@ -56,7 +56,6 @@ INLINE void store_part(float *p, vec v, int64_t count) {
             }                                                                                   \
     } while (0)
 
-
 /* Transposes LANES vectors of LANES lanes. */
 #if LANES == 16
 #define TRANSPOSE(rows_) STAGE(rows_, 8); STAGE(rows_, 4); STAGE(rows_, 2); STAGE(rows_, 1)

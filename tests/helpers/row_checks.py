@@ -406,7 +406,7 @@ def check_replay(
         assert 0 <= held - finished.outcome.env_steps <= late, "the replay holds every step of the run"
         # A row is whole after the step that follows it. The run ends when it has counted enough steps: in async at any
         # moment, in sync perhaps while the last step of another split is made.
-        in_hand = plan.num_envs
+        in_hand = plan.num_envs if plan.async_rl else plan.num_envs - plan.num_workers * plan.envs_per_split
         assert rest <= num_dead + in_hand + lost_with_machines, (
             "nothing is lost but steps that a death or the run's end interrupted"
         )

@@ -20,7 +20,6 @@ needs_envpool = pytest.mark.skipif(
     reason="EnvPool is not installed" if sys.version_info >= (3, 11) else f"{PREFIX}no EnvPool for this Python",
 )
 _CAN_HAVE_NATIVE_CORE = shutil.which("cc") is not None and "ASYNCRL_NO_NATIVE" not in os.environ
-needs_tiles = pytest.mark.skipif(native.tile_product() is None, reason=f"{PREFIX}no AMX in this processor")
 needs_native_core = pytest.mark.skipif(
     native.kernels() is None and not _CAN_HAVE_NATIVE_CORE, reason=f"{PREFIX}no C compiler for the native core"
 )

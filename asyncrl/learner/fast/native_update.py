@@ -28,11 +28,7 @@ class NativeUpdate:
 
     Attributes:
         config: the settings of the loss; set it to change them.
-        tile_product: `native.tile_product()` to use AMX for large layers. None: with it a step is 1.25 times as fast
-            alone, but whole runs were not faster, as workers share the core.
     """
-
-    tile_product: int | None = None
 
     @staticmethod
     def kernels_for(config: TrainConfig) -> native.Kernels | None:
@@ -51,7 +47,7 @@ class NativeUpdate:
         """Prepares for a model that `ArrayUpdate.fits` and whose parameters are `flat`."""
         self._kernels, self._optimizer, self._ranks = kernels, optimizer, ranks
         self._gradient = flat.grad
-        self._described = NativeModel(model, self.tile_product)
+        self._described = NativeModel(model)
         self._model = self._described.record
         self._adam = self._describe_optimizer(config) if type(optimizer) is FlatAdam else None
         self._scratch, self._most_samples = torch.empty(0), 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from resuming import whole_and_resumed
+from resuming import assert_same_training, whole_and_resumed
 from run_helper import FinishedRun, mean_return, run
 from sac_runs import SAC
 
@@ -103,4 +103,5 @@ def test_the_right_action_is_found(algo: str, tmp_path: Path) -> None:
 
 def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"use_sde": True, "sde_sample_freq": 3}
-    whole_and_resumed(tmp_path, "Pendulum-v1", save_every_env_steps=512, train_for_env_steps=1024, **settings)
+    runs = whole_and_resumed(tmp_path, "Pendulum-v1", save_every_env_steps=512, train_for_env_steps=1024, **settings)
+    assert_same_training(*runs)
