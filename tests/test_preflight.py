@@ -68,6 +68,18 @@ def test_the_plan_knows_of_convolutions() -> None:
     assert threads == [1, 2, 2, 1]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU of this machine can be used")
+@pytest.mark.usefixtures("probed")
+def test_a_run_with_device_auto_uses_the_cpu_and_says_why_if_cuda_fails() -> None:
+    gpu = Machine(cores=4, torch_has_cuda=True, num_cuda_devices=1)
+    result = preflight.run(load(["--env=Screen-v0"], lenient=True), gpu)
+    assert result.plan.device == "cpu" and result.plan.inference_devices == ()
+    (warning,) = (warning for warning in result.warnings if "GPU" in warning.text)
+    assert "so the run uses the CPU: " in warning.text and "CUDA" in warning.text
+    asked = preflight.run(load(["--env=Screen-v0", "--device=cuda"], lenient=True), gpu)
+    assert asked.plan.device == "cuda" and not any("GPU" in warning.text for warning in asked.warnings)
+
+
 @pytest.mark.parametrize(
     ("env", "more", "warns"),
     [

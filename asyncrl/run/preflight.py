@@ -35,7 +35,7 @@ from asyncrl.observers.loading import find_callback
 from asyncrl.observers.trackers import require_package
 from asyncrl.processes.memory import available_bytes, format_bytes
 from asyncrl.rollout.policy_mapping import choose_by_name, specs_of_policies
-from asyncrl.run import dry_start, resuming
+from asyncrl.run import cuda_probe, dry_start, resuming
 from asyncrl.run.spec_warnings import find_spec_warnings
 from asyncrl.storage import run_folder
 
@@ -116,6 +116,10 @@ def run(
         config = _with_backend_of(spec, config, loaded.given)
         has_images = any(kind.observation.has_images for kind in spec.kinds)
         plan = resolve(config, machine, has_images, spec.num_agents)
+        if cuda_probe.is_needed(config, plan, machine) and (cuda_problem := cuda_probe.find_problem()):
+            machine = dataclasses.replace(machine, num_cuda_devices=0)
+            plan = resolve(config, machine, has_images, spec.num_agents)
+            env.findings.append(cuda_problem)
     resume_problems = resuming.find_problems(dataclasses.replace(loaded, config=config))
     found = [*resume_problems, *name_problems, *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems), *env.problems, *machine_problems]
