@@ -12,6 +12,7 @@ import torch
 from layouts import vector_observation
 
 import asyncrl
+from asyncrl import native
 from asyncrl.commands.console import print_findings
 from asyncrl.config import algorithms
 from asyncrl.config.loading import load
@@ -66,6 +67,23 @@ def test_the_plan_knows_of_convolutions() -> None:
         for env in ("Choice-v0", "Screen-v0", "Picture-v0", "Window-v0")
     ]
     assert threads == [1, 2, 2, 1]
+
+
+@pytest.mark.usefixtures("probed")
+def test_a_missing_native_core_is_warned_of_where_it_would_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "missing.so")
+    native.kernels.cache_clear()
+    try:
+        texts = {
+            flags: [warning.text for warning in checked(*flags).warnings if "native core" in warning.text]
+            for flags in (("--env=Choice-v0",), ("--env=Choice-v0", "--algo=dqn"), ("--env=Screen-v0",))
+        }
+    finally:
+        native.kernels.cache_clear()
+    assert [len(found) for found in texts.values()] == [1, 0, 0]
+    assert "Install a C compiler" in texts["--env=Choice-v0",][0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU of this machine can be used")

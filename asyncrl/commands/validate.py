@@ -13,6 +13,7 @@ from functools import partial
 
 from pydantic import PositiveInt
 
+from asyncrl import native
 from asyncrl.commands.console import (
     PRINT_CONFIG,
     format_settings,
@@ -31,6 +32,7 @@ from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.envs.spec import TreeAction, mask_layout
 from asyncrl.run import preflight
+from asyncrl.run.spec_warnings import suits_native_core
 
 
 class _Options(Options):
@@ -105,6 +107,8 @@ def _lines(result: preflight.Preflight, parts: Sequence[Options]) -> Iterator[tu
     if result.passes_checker:
         yield "checker:", "Gymnasium's check_env found no problem"
     yield from network_lines(spec, result.config)
+    if suits_native_core(result.config, result.plan, spec) and (kernels := native.kernels()) is not None:
+        yield "native core:", kernels.name
     limit = None if spec.max_episode_steps is None else f"{spec.max_episode_steps:,} steps"
     # A vectorized environment, or one of several agents, may have a limit that it does not tell.
     yield "time limit:", limit or ("unknown" if spec.is_vectorized or spec.agents else "none")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl import native
+from asyncrl.config.device_choice import knows_networks
 from asyncrl.config.errors import Problem
 from asyncrl.config.hooks import hooks, load
 from asyncrl.config.plan import ResourcePlan
@@ -48,6 +50,18 @@ def find_spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -
             f"read as numbers, without convolutions; if it is an image, give --image_keys={keys}."
         )
         yield Problem(("image_keys", "env"), text)
+    if suits_native_core(config, plan, spec) and native.kernels() is None:
+        text = (
+            "The native core is not built, so NumPy computes updates and actions of this perceptron, up to five times "
+            "slower. Install a C compiler and then asyncrl again."
+        )
+        yield Problem((), text)
+
+
+def suits_native_core(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> bool:
+    """Whether the native core, if it is built, trains the networks, or at least acts with them."""
+    is_perceptron = not config.use_rnn and not any(kind.observation.has_images for kind in spec.kinds)
+    return is_perceptron and not config.is_off_policy and plan.device == "cpu" and knows_networks(config)
 
 
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
