@@ -58,6 +58,8 @@ def seeds_of(seed: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
         def __init__(self, envs: Any, seeds: list[int], *rest: Any) -> None:
             found.update({f"environment {rest[0] + idx}": own for idx, own in enumerate(seeds)})
 
+        def stagger_episodes(self) -> None: ...
+
     monkeypatch.setattr(rollout_building, "EnvGroup", NotingGroup)
     monkeypatch.setattr(rollout_building, "make_run_env", lambda *args, **kwargs: None)
     failures = FailureLog(0, setup.config, setup.control)

@@ -66,6 +66,8 @@ def build_env_group(
     else:
         make_group: type[EnvGroup] = EnvGroup if plan.replay is None else load(plan.replay.kind.env_group)
         group = make_group(envs, seeds, *arguments)
+    if config.stagger_episodes:
+        group.stagger_episodes()
     if not plan.has_slot_pools:
         return group
     mapping_seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)

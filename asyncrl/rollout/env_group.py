@@ -23,6 +23,7 @@ from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS
 from asyncrl.envs.interface import (
+    NO_LIMIT,
     give_reward_shaping,
     give_training_info,
     numbers_at_end,
@@ -176,10 +177,11 @@ class EnvironmentGroup(ABC):
         length: int,
         extra_stats: dict[str, float],
         column: int | None = None,
+        is_whole: bool = True,
     ) -> None:
         """Records that an episode of an environment has ended, in a separate column if it has several.
 
-        Episodes of opponents, which do not train, are not recorded.
+        Episodes of opponents, which do not train, are not recorded, nor are those that were shortened.
         """
         column = env if column is None else column
         policy_idx: int | None = 0
@@ -189,7 +191,7 @@ class EnvironmentGroup(ABC):
             told -= 1
         if self.policies is not None:
             policy_idx = self.policies.end(column, episode_return)
-        if policy_idx is not None:
+        if policy_idx is not None and is_whole:
             self._episodes.append(EpisodeRecord(episode_return, length, extra_stats, policy_idx, told))
         if self.failures is not None:
             self.failures.record_episode(self._first_env_idx + env)
@@ -236,6 +238,9 @@ class HostEnvGroup(EnvironmentGroup):
             EnvironmentTrouble: an environment failed, and the run cannot continue.
             EnvironmentsKeepFailing: environments failed too often.
         """
+
+    def stagger_episodes(self) -> None:
+        """Makes environments with episodes of fixed length run out of phase. Vectorized ones cannot do it."""
 
     @abstractmethod
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
@@ -291,6 +296,21 @@ def is_surely_finite(numbers: npt.NDArray[Any]) -> bool:
     return math.isfinite(np.vdot(numbers, numbers))
 
 
+_GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+def staggered_length(env_idx: int, episode_length: int) -> int:
+    """Length of the first episode of an environment, so that the phases of any group of neighbours are spread evenly.
+
+    Multiples of the golden ratio, modulo 1, leave no large gap, however many environments there are.
+
+    Args:
+        env_idx: number of the environment in the run.
+        episode_length: steps of a whole episode.
+    """
+    return max(1, round((env_idx + 1) * _GOLDEN_RATIO % 1.0 * episode_length))
+
+
 class EnvGroup(HostEnvGroup):
     """Steps the single environments of a split. Owns them."""
 
@@ -317,6 +337,12 @@ class EnvGroup(HostEnvGroup):
         self._skipped_rows = [0] * len(envs)  # rows that are not environment steps
         self._first_rows = [0] * len(envs)  # the row of the first step of the episode
         self._last_rows = [0] * len(envs)  # the row at which the time limit is reached
+        self._in_phase: set[int] = set()  # environments that have not had a shortened episode yet
+        self._is_shortened = [False] * len(envs)  # the present episode is
+        self._own_limits = [NO_LIMIT] * len(envs)  # length of an episode that the environment itself truncated
+
+    def stagger_episodes(self) -> None:
+        self._in_phase = set(range(len(self._envs)))
 
     def reset(self, obs: ObsArray) -> None:
         for env in range(len(self._envs)):
@@ -374,12 +400,14 @@ class EnvGroup(HostEnvGroup):
             if not rows.valid[env]:
                 continue
             length = self._num_rows - self._first_rows[env]
-            self._record_episode(env, returns[env], length, numbers)
+            was_cut = self._is_shortened[env] and row == last_rows[env] and not has_terminated
+            self._record_episode(env, returns[env], length, numbers, is_whole=not was_cut)
             if has_terminated:
                 rows.terminated[env] = True
                 self._start(env, next_obs)
             else:
                 rows.truncated[env] = holds_final_obs[env] = True
+                self._own_limits[env] = length
         return len(rewards) - num_final_rows - (len(self.lost) - num_lost_before)
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
@@ -437,9 +465,22 @@ class EnvGroup(HostEnvGroup):
             raise self._not_finite(env, floats, name="first observation")
         self._returns[env] = 0.0
         self._first_rows[env] = self._num_rows
-        self._last_rows[env] = self._num_rows + self._time_limits[env] - 1
+        self._last_rows[env] = self._num_rows + self._next_length(env) - 1
         if self.policies is not None or self._training_info.reward_shaping:
             self._begin_episodes((env,))
+
+    def _next_length(self, env: int) -> int:
+        """Most steps of the episode that begins: one episode of each environment is shortened, if they are staggered.
+
+        It is the first, or the second where only an episode shows that the environment truncates it.
+        """
+        length = self._time_limits[env]
+        whole = min(length, self._own_limits[env])
+        self._is_shortened[env] = env in self._in_phase and whole < NO_LIMIT
+        if self._is_shortened[env]:
+            self._in_phase.remove(env)
+            return staggered_length(self._first_env_idx + env, whole)
+        return length
 
     def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

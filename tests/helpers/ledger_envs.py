@@ -140,6 +140,18 @@ class Life:
             truncated = not terminated and (bool(record[6]) or step == TIME_LIMIT - 1)
             self._steps[episode, step] = Step(record[2:4], record[4], terminated, truncated)
         assert len(self._steps) == len(records), "no step was made twice"
+        self._truncate_shortened_episode()
+
+    def _truncate_shortened_episode(self) -> None:
+        """The first episode was shortened if another followed before its own end."""
+        last_steps: dict[int, int] = {}
+        for episode, step in self._steps:
+            last_steps[episode] = max(step, last_steps.get(episode, 0))
+        newest = max(last_steps, default=0)
+        unended = [place for place in last_steps.items() if not self._steps[place].ended and place[0] != newest]
+        assert unended in ([], [(0, last_steps.get(0))]), "only the first episode of an environment is shortened"
+        for place in unended:
+            self._steps[place] = self._steps[place]._replace(truncated=True)
 
     def __len__(self) -> int:
         return len(self._steps)

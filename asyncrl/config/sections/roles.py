@@ -19,6 +19,12 @@ class RoleSettings(Section):
     serial_mode: bool = _roles(False, "run everything in one process, for debuggers; repeatable to the bit on a CPU")
     num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes on this machine")
     num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
+    stagger_episodes: bool = _roles(
+        True,
+        "shorten one episode of each environment, so that episodes of fixed length do not all begin at the same step; "
+        "it counts as truncated, and statistics of episodes leave it out",
+        env_backend=("auto", "gym"),
+    )
     worker_num_splits: AutoPositiveInt = _roles(
         "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
     )

@@ -26,8 +26,10 @@ STILL: dict[str, Any] = {
     "train_for_env_steps": 500,
     "learning_rate": 0.0,
     "lr_schedule": "constant",
+    "stagger_episodes": False,
 }
-"""A dataset is one slot, whose columns are the environments in their order, and weights never change."""
+"""A dataset is one slot, whose columns are the environments in their order, weights never change, and no episode is
+shortened."""
 
 
 def episodes_of(actions: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> list[list[int]]:
