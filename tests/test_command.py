@@ -120,6 +120,35 @@ def test_the_end_of_a_run_hints_at_the_newest_checkpoint_and_says_what_the_best_
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(
+    ("status", "env_steps", "seconds", "more"),
+    [
+        ("interrupted", 2000, None, []),
+        ("interrupted", 2000, 30.0, ["--train_for_seconds=30"]),
+        ("completed", 2000, 30.0, ["--train_for_seconds=60"]),
+        ("completed", 9000, None, ["--train_for_env_steps=18000"]),
+        ("completed", 9000, 30.0, ["--train_for_env_steps=18000", "--train_for_seconds=30"]),
+    ],
+)
+def test_the_command_that_trains_on_extends_the_limit_that_was_reached_and_keeps_the_other(
+    status: Any,
+    env_steps: int,
+    seconds: float | None,
+    more: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(console, "command_text", lambda *words: " ".join(["asyncrl", *words]))
+    with RunFolder.create("train_dir", "puck", "resume") as folder:
+        checkpoint.save(folder.checkpoints, checkpoint.Checkpoint({"weight": torch.zeros(1)}, {}, {}), 2000, keep=1)
+    config = TrainConfig(env="CartPole-v1", experiment="puck", train_for_env_steps=9000, train_for_seconds=seconds)
+    console.print_end(Summary(status, env_steps=env_steps), config, folder)
+    expected = " ".join(["asyncrl train --experiment=puck", *more])
+    assert expected in [line.strip() for line in capsys.readouterr().out.splitlines()]
+
+
 @pytest.mark.parametrize("path", [["bin", "library"], ["bin", ".", "library"]])
 def test_the_working_directory_comes_first_as_with_python_m(
     path: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ MISTAKES = {
         ("--config=broken.yaml", "broken.yaml is not valid YAML"),
         ("--config=typo.yaml", "typo.yaml there is no setting lerning_rate; the nearest is learning_rate."),
         ("--env=CartPol-v1", "the nearest are CartPole-v1"),
+        ("--env=probe_envs.Still", "For Still of the module probe_envs, give --env=probe_envs:Still."),
         ("--env=Robo-v0", "If a module of yours registers it, give --env=MODULE:Robo-v0."),
         ("--env=no_such:Robo-v0", "There is no module 'no_such' in the working directory"),
         ("--env=:Robo-v0", "is not of the form MODULE:Id."),
@@ -132,6 +133,7 @@ MISTAKES = {
     "plot": [
         ("", "No run was given: the first argument is a run or one of trial, compare, speedup"),
         ("trail run", "There is no command or run 'trail'"),
+        ("rum", "There is no command or run 'rum'"),
         ("trial", "No run was given: trial needs at least one"),
         ("trial rum", "There is no run "),
         ("compare run run --x=env_steps", "is given twice: name each run once."),

@@ -118,9 +118,7 @@ def make_trial(run: Run, window: int | None, x: XAxis = "env_steps") -> Trial:
 def notes(run: Run, trial: Trial) -> list[str]:
     """Returns sentences on what the figure of a trial does not show."""
     if not trial.members:
-        return [
-            f"{run.name} has no curves of single workers: the figure shows the mean over all of them, without a band."
-        ]
+        return []
     found = []
     count = run.num_workers if trial.unit == "worker" else run.num_ranks
     if count is not None and count > len(trial.members):

@@ -83,11 +83,10 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         places["best checkpoint"] = shown_path(best)
     commands = {}
     if newest is not None and summary.status != "failed":  # `print_failure` prints the command that resumes it
-        longer = [f"--train_for_env_steps={2 * summary.env_steps}"] if summary.status == "completed" else []
         run = folder.path.name if config.train_dir == TRAIN_DIR else shown_path(folder.path)
         commands = {
             "evaluate": command_text("evaluate", run),
-            "train on": command_text("train", *run_flags(config.train_dir, folder.path.name), *longer),
+            "train on": command_text("train", *_train_on_flags(summary, config, folder)),
             "plot": command_text("plot", run),
         }
     try:
@@ -96,14 +95,27 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         drop_output()
 
 
-def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder, with_details: bool = True) -> None:
+def _train_on_flags(summary: Summary, config: TrainConfig, folder: RunFolder) -> list[str]:
+    """The flags that continue a run: to the same limit, or to twice a limit that it has reached."""
+    flags, is_complete = run_flags(config.train_dir, folder.path.name), summary.status == "completed"
+    has_all_steps = summary.env_steps >= config.train_for_env_steps
+    if is_complete and (has_all_steps or config.train_for_seconds is None):
+        flags.append(f"--train_for_env_steps={2 * summary.env_steps}")
+    if config.train_for_seconds is not None:  # config.yaml does not have it
+        times = 2 if is_complete and not has_all_steps else 1
+        flags.append(f"--train_for_seconds={times * config.train_for_seconds:g}")
+    return flags
+
+
+def print_failure(failure: RunFailed, config: TrainConfig, folder: RunFolder, with_details: bool = True) -> None:
     """Prints the failure and the command that resumes the run on standard error."""
     if with_details and failure.details:
         print(failure.details, file=sys.stderr)
     above = "" if with_details else "traceback above; "
     print(f"error: {failure.summary} ({above}logs: {shown_path(folder.logs)})", file=sys.stderr)
     if (newest := latest(checkpoints_of(folder.path))) is not None:
-        command = command_text("train", *run_flags(train_dir, folder.path.name))
+        limit = [] if config.train_for_seconds is None else [f"--train_for_seconds={config.train_for_seconds:g}"]
+        command = command_text("train", *run_flags(config.train_dir, folder.path.name), *limit)
         print(f"The last checkpoint is {shown_path(newest)}. To resume from it: {command}", file=sys.stderr)
 
 
@@ -245,7 +257,8 @@ def network_lines(spec: EnvSpec, config: TrainConfig) -> Iterator[tuple[str, str
         return
     perceptron = critic_kind(config).network_name
     parts = dict.fromkeys(part for kind in spec.kinds for part in kind.observation.parts if part.kind != "mask")
-    for number, part in enumerate(parts):
+    lines: dict[str, list[str]] = {}
+    for part in parts:
         if part.kind == "image" and has_shape_of_image(part.shape, part.channels):
             change = f"; {perceptron} if a wrapper gives it another dtype than uint8"
         elif part.has_pixels:
@@ -254,7 +267,9 @@ def network_lines(spec: EnvSpec, config: TrainConfig) -> Iterator[tuple[str, str
             is_array = part.kind == "numbers" and has_axes_of_image(part.shape)
             change = f"; convolutions with --image_keys={part.name}" if is_array else ""
         network = f"convolutions ({conv_architecture(part, config)})" if part.has_pixels else perceptron
-        yield "" if number else "networks:", f"{part.name}: {network}{change}"
+        lines.setdefault(f"{network}{change}", []).append(part.name)
+    for number, (network, names) in enumerate(lines.items()):
+        yield "" if number else "networks:", f"{', '.join(names)}: {network}"
 
 
 def command_text(*words: str) -> str:

@@ -38,7 +38,7 @@ from asyncrl.config.flags import (
     option_flags,
 )
 from asyncrl.config.value_types import GivenPath
-from asyncrl.storage.locating import locate
+from asyncrl.storage.locating import TRAIN_DIR, locate
 
 Say = Callable[[str], None]
 _AXES = get_args(XAxis)
@@ -143,6 +143,8 @@ class _Plot(Command[Options]):
             )
         if (name := arguments[0]) not in _FIGURES:
             hint = nearest_hint(name, _FIGURES)
+            runs = sorted(path.parent.name for path in Path(TRAIN_DIR).glob("*/metrics.jsonl"))
+            hint = hint or nearest_hint(name, runs)
             raise UsageError(
                 f"There is no command or run {name!r}: the first argument is a run or one of {names}{hint}."
             )

@@ -60,7 +60,7 @@ class _Train(TrainingCommand[Sequence[str]]):
             if session.folder is None:
                 print(f"error: {failure.summary}", failure.details, sep="\n", file=sys.stderr)
             else:
-                print_failure(failure, session.loaded.config.train_dir, session.folder, not session.has_shown_failure)
+                print_failure(failure, session.loaded.config, session.folder, not session.has_shown_failure)
             return failure.exit_code
 
 
@@ -74,7 +74,7 @@ def _run(session: Session) -> int:
         print(format_settings(session.loaded, checked.plan, printed))
         return print_findings(checked)
     config = session.loaded.config
-    if session.is_first_rank and config.env_id and not config.quiet:
+    if session.is_first_rank and checked.exit_code == 0 and not config.quiet:
         print(session.loaded.preset_sentence, flush=True)
     if (code := print_findings(checked)) != 0 or checked.spec is None:
         return code

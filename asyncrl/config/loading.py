@@ -74,6 +74,8 @@ class LoadedConfig:
         """The preset and how to have another one."""
         if self.preset is not None:
             return f"preset {self.preset} ({self.preset_path}){self.preset_reason}; --preset=none turns it off"
+        if self.saved is not None:
+            return f"preset none{self.preset_reason}"
         return f"preset none{self.preset_reason}; --preset=NAME chooses one: {', '.join(preset_names())}"
 
     @property

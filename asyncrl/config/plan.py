@@ -294,7 +294,7 @@ class ResourcePlan:
         if seconds is None:
             return None
         rate = steps / seconds
-        return f"follow the nearer limit: {seconds:,g} seconds below {rate:,.0f} steps/s, {steps:,} steps above it"
+        return f"end after {seconds:,g} seconds, or after {steps:,} steps of a run with more than {rate:,.0f} steps/s"
 
     @property
     def forced_lag(self) -> int:

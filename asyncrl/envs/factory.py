@@ -437,6 +437,10 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
         name = env_id.rpartition(":")[2]
         return f"{env_id} is known in its script or notebook only: move it to a module, and give --env=MODULE:{name}."
     if ":" not in env_id:
+        module, _, name = env_id.rpartition(".")
+        with contextlib.suppress(*ENVIRONMENT_EXCEPTIONS):  # of a package that is imported to look into it
+            if module and importlib.util.find_spec(module) is not None:
+                return f"{text}. For {name} of the module {module}, give --env={module}:{name}."
         return f"{text}{nearest}. If a module of yours registers it, give --env=MODULE:{registered_id}."
     module = env_id.partition(":")[0]
     if registered_id.endswith("()") and find_callable(module, registered_id[:-2]) is not None:

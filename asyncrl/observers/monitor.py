@@ -415,8 +415,8 @@ class Monitor:
         self._run.notify(Observer.on_evaluation, report)
 
     def _elapsed_s(self, now: float) -> float:
-        """Seconds since the command, with those of training before the run was resumed."""
-        return now - self._started_at + self._before.elapsed_s
+        """Seconds since the command, with those before the run was resumed."""
+        return now - self._started_at + self._before.shown_s
 
     def _write_record(self, now: float) -> None:
         """Gives observers a record of the reports since the last record, if there were any."""

@@ -17,12 +17,14 @@ class ResumedTotals:
     Attributes:
         env_steps: environment steps trained on.
         elapsed_s: seconds of training.
+        shown_s: seconds that the newest record shows as elapsed: those of training and of each start.
         best_returns: mean return of the best checkpoint of each policy; None without one.
         worker_env_steps: environment steps of each Hogwild worker.
     """
 
     env_steps: int = 0
     elapsed_s: float = 0.0
+    shown_s: float = 0.0
     best_returns: tuple[float | None, ...] = (None,)
     worker_env_steps: tuple[int, ...] = ()
 
@@ -39,7 +41,7 @@ class Summary:
         num_updates: optimizer steps.
         num_episodes: episodes that ended.
         wall_s: seconds from the command to the end.
-        elapsed_s: seconds from the command to the end, with those of training before the run was resumed.
+        elapsed_s: seconds from the command to the end, with those before the run was resumed.
         startup_s: seconds from the command to the first environment step.
         fps: environment steps trained per second, between the ends of the first and the last dataset.
         ep_rew_mean, ep_len_mean: means over the last 100 episodes.

@@ -186,7 +186,7 @@ class Session:
         if "exit_code" in received:
             raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(received["exit_code"]))
         if received["env_steps"] is not None:
-            self._before = ResumedTotals(received["env_steps"], received["elapsed_s"])
+            self._before = ResumedTotals(received["env_steps"], received["elapsed_s"], received["elapsed_s"])
         self._hyperparameters = Hyperparameters(**received["hyperparameters"])
         config = TrainConfig.from_saved(received["config"]).model_copy(update=_SETTINGS_OF_OTHER_RANKS)
         if self._env_maker is not None and config.env == self._env_maker:
@@ -344,7 +344,8 @@ class Session:
             return StartPoint(is_known=saved is not None, changed_settings=changes)
         folders = checkpoint_folders(folder.checkpoints, config.num_policies)
         bests = tuple(best_return(each, config) for each in folders)
-        before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, bests, resumption.worker_env_steps)
+        shown_s = max(resumption.elapsed_s, folder.elapsed_s(resumption.env_steps))
+        before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, shown_s, bests, resumption.worker_env_steps)
         starts = tuple(path for path, _ in resumption.of_policies)
         return StartPoint(resumption.checkpoint, before, True, changes, starts)
 

@@ -154,6 +154,12 @@ class RunFolder:
         self.logs.mkdir(exist_ok=True)
         return self.logs / f"{role}.log"
 
+    def elapsed_s(self, env_steps: int) -> float:
+        """Seconds since the command that the records up to these environment steps show; 0 without a record."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
+        records = [json.loads(line) for line in lines if _record_step(line) <= env_steps]
+        return max((float(record.get("time/time_elapsed", 0.0)) for record in records), default=0.0)
+
     def forget_after(self, env_steps: int) -> None:
         """Deletes what describes steps after the checkpoint from which a run resumes; all of it for -1."""
         with self._writing():

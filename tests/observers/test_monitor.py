@@ -183,7 +183,7 @@ def test_without_a_new_dataset_a_record_comes_after_five_seconds(tmp_path):
 
 
 def test_a_resumed_run_counts_its_earlier_time_and_a_given_interval_is_kept(tmp_path):
-    resumed = Run(tmp_path / "a", report_every_s=None, earlier=ResumedTotals(0, 600.0))
+    resumed = Run(tmp_path / "a", report_every_s=None, earlier=ResumedTotals(0, 600.0, 600.0))
     given = Run(tmp_path / "b", report_every_s=2.0)
     for run, every_s in ((resumed, 5.0), (given, 2.0)):
         run.folder.path.mkdir()
@@ -314,7 +314,7 @@ def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(t
     first = Run(tmp_path)
     first.at(4, rollout(0, 64, [EpisodeRecord(10.0, 5, {"height": 2.0}), EpisodeRecord(20.0, 5)]))
     first.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
-    run = Run(tmp_path, with_tensorboard=True, earlier=ResumedTotals(5000, 70.0))
+    run = Run(tmp_path, with_tensorboard=True, earlier=ResumedTotals(5000, 68.0, 70.0))
     run.at(4, rollout(0, 64, [EpisodeRecord(30.0, 5)]))
     run.at(6)
     record = run.records[-1]
@@ -413,7 +413,7 @@ def test_the_best_returns_of_another_task_count_no_more(tmp_path):
     first = Run(tmp_path)
     first.at(6, rollout(0, 64, [EpisodeRecord(500.0, 5)] * 100), learner(5000), CheckpointReport("checkpoints/a", 5000))
     for changed, best in (((), {0: 500.0}), (("env_kwargs: {} -> {'level': 2}",), {})):
-        resumed = Run(tmp_path, earlier=ResumedTotals(5000, 70.0), changed=changed)
+        resumed = Run(tmp_path, earlier=ResumedTotals(5000, 68.0, 70.0), changed=changed)
         resumed.at(20)
         assert resumed.monitor.take_new_bests() == best
     resumed.at(40, rollout(0, 64, [EpisodeRecord(120.0, 5)] * 100))
@@ -444,7 +444,9 @@ def test_a_resumed_run_of_several_policies_has_its_own_window(tmp_path):
     episodes = [EpisodeRecord(100.0 * (number % 2), 5, policy_idx=number % 2) for number in range(300)]
     run.at(4, rollout(0, 64, episodes))
     run.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
-    resumed = Run(tmp_path, num_policies=2, policy_mapping="random", earlier=ResumedTotals(5000, 70.0, (None, None)))
+    resumed = Run(
+        tmp_path, num_policies=2, policy_mapping="random", earlier=ResumedTotals(5000, 68.0, 70.0, (None, None))
+    )
     assert resumed.monitor._episodes.mean_return == 50.0
     assert [figures.episodes.mean_return for figures in resumed.monitor._policies] == [0.0, 100.0]
 
@@ -527,7 +529,7 @@ def test_the_summary_says_how_the_run_ended(run):
 
 
 def test_workers_that_train_themselves_have_a_curve_each_which_goes_on_where_it_was(tmp_path):
-    run = Run(tmp_path, backend="hogwild", earlier=ResumedTotals(5000, 70.0, worker_env_steps=(4000,)))
+    run = Run(tmp_path, backend="hogwild", earlier=ResumedTotals(5000, 68.0, 70.0, worker_env_steps=(4000,)))
     reports = [
         RolloutReport(idx, 1.0, steps, (EpisodeRecord(value, 4),), train=None)
         for idx, steps, value in ((0, 100, 1.0), (1, 300, 5.0), (0, 50, 3.0))
@@ -603,7 +605,7 @@ def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_pat
 
 
 def test_status_and_end_of_a_resumed_run_count_the_same_time(tmp_path):
-    run = Run(tmp_path, earlier=ResumedTotals(5000, 70.0))
+    run = Run(tmp_path, earlier=ResumedTotals(5000, 68.0, 70.0))
     run.at(1.0, rollout(), learner(7000))
     summary = run.monitor.finish("completed")
     assert summary.elapsed_s == run.progress.records[-1].elapsed_s > 70.0 > summary.wall_s

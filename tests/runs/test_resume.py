@@ -15,6 +15,8 @@ import torch
 from command import PROBE, Command
 
 import asyncrl
+from asyncrl import train as train_command
+from asyncrl.analysis.records import ELAPSED, read_records
 from asyncrl.observers.reports import EvaluationFailed, EvaluationReport, RolloutReport
 from asyncrl.run import runner
 from asyncrl.storage import checkpoint
@@ -56,6 +58,25 @@ def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(async_rl: bo
     resumed = run_helper.run(tmp_path / "resumed", "serial", "CartPole-v1", resume_from=found[2], **settings)
     assert resumed.outcome.env_steps == whole.outcome.env_steps
     assert_same(Path(resumed.outcome.checkpoint), found[0])
+
+
+def test_the_clock_of_records_continues_where_the_last_one_was(tmp_path: Path) -> None:
+    flags = (
+        "--env=CartPole-v1",
+        *PROBE,
+        "--serial_mode=True",
+        f"--train_dir={tmp_path}",
+        "--experiment=run",
+        "--quiet",
+    )
+    assert train_command.main([*flags, "--train_for_env_steps=200"]) == 0
+    path = tmp_path / "run" / "metrics.jsonl"
+    first = read_records(path)
+    slow = [{**record, ELAPSED: record[ELAPSED] + 500.0} for record in first]  # as after a start of 500 seconds
+    path.write_text("".join(json.dumps(record) + "\n" for record in slow))
+    assert train_command.main([*flags, "--train_for_env_steps=400"]) == 0
+    times = [record[ELAPSED] for record in read_records(path)]
+    assert len(times) > len(first) and times == sorted(times) and times[-1] < 560.0
 
 
 def test_a_resumed_run_does_not_begin_with_the_episodes_with_which_it_once_began(tmp_path: Path) -> None:

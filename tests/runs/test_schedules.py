@@ -116,7 +116,7 @@ def test_hogwild_processes_follow_the_clock_of_the_parameter_server(tmp_path: Pa
     assert code == 0, errors
     seen = [record["train/learning_rate"] for record in command.records() if "train/learning_rate" in record]
     assert seen[-1] < 0.005 and seen == sorted(seen, reverse=True)
-    lines = [line for line in errors.splitlines() if "schedules follow" in line]
+    lines = [line for line in errors.splitlines() if "schedules end" in line]
     assert len(lines) == 1 and "2 seconds" in lines[0] and "10,000,000 steps" in lines[0]
 
 
@@ -124,7 +124,7 @@ def test_the_plan_says_which_limit_schedules_follow(capfd: pytest.CaptureFixture
     assert validate.main(["--env=CartPole-v1", "--algo=dqn", "--train_for_seconds=25"]) == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("schedules:")]
     assert [line.split(None, 1)[1] for line in lines] == [
-        "follow the nearer limit: 25 seconds below 400,000 steps/s, 10,000,000 steps above it"
+        "end after 25 seconds, or after 10,000,000 steps of a run with more than 400,000 steps/s"
     ]
     assert validate.main(["--env=CartPole-v1", "--algo=dqn"]) == 0
     assert "schedules:" not in capfd.readouterr().out
