@@ -109,7 +109,8 @@ class ObservationCodec:
                 values = np.asarray(leaf_of(observation, part))
                 expected = (*batch, *part.shape)
                 if values.shape != expected:
-                    raise ObservationMismatch(f"{part.name} has shape {values.shape}, its space says {expected}")
+                    said = f"for a batch of {batch[0]} it must have" if batch else "its space says"
+                    raise ObservationMismatch(f"{part.name} has shape {values.shape}, {said} {expected}")
                 flat = values.reshape(len(rows), -1)
                 if part.kind == "choices":
                     one_hot = floats[:, place]

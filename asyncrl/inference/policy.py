@@ -190,6 +190,8 @@ class Policy:
             if rows.ndim not in (1, 2) or rows.shape[-1] != size:
                 raise ValueError(f"expected observations of shape ({size},) or (B, {size}), got {rows.shape}")
             return rows
+        if isinstance(obs, list) and obs and isinstance(obs[0], dict):
+            raise ValueError("expected one dict of arrays whose first axis is B, got a list of dicts")
         num_envs = self._codec.batch_size(obs)
         shape = (layout.row_size,) if num_envs is None else (num_envs, layout.row_size)
         rows = np.zeros(shape, dtype=layout.row_dtype)

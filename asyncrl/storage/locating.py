@@ -41,9 +41,11 @@ def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
     if (path / MARKER).is_file():
         return path
     if len(path.parts) > 1:
-        raise UsageError(
-            f"There is no run {path}: " + ("it is not a run's folder." if path.exists() else "no such path.")
-        )
+        if path.exists():
+            raise UsageError(f"There is no run {path}: it is not a run's folder.")
+        if not any(path.parent.glob(f"*/{MARKER}")):
+            raise UsageError(f"There is no run {path}: no such path.")
+        return RunFolder.open(str(path.parent), path.name).path  # says which runs there are
     return RunFolder.open(train_dir, str(given)).path
 
 

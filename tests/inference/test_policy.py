@@ -160,6 +160,8 @@ def test_a_runs_newest_and_best_are_found(tmp_path: Path) -> None:
     obs = np.zeros((20, 4))
     assert not asyncrl.load_policy(folder.path).act(obs).any()
     assert asyncrl.load_policy(str(folder.path), which="best").act(obs).all()
+    with pytest.raises(UsageError, match=r"no run 'rum' in .*; the newest there: run\.$"):
+        asyncrl.load_policy(tmp_path / "rum")
 
 
 def test_a_run_that_is_not_found_by_its_name_may_be_given_by_its_path(
@@ -170,6 +172,16 @@ def test_a_run_that_is_not_found_by_its_name_may_be_given_by_its_path(
         UsageError, match=r"no run 'p1' in train_dir: that folder does not exist; give the run's path\.$"
     ):
         asyncrl.load_policy("p1")
+
+
+def test_mistakes_in_batches_of_dicts_are_one_sentence(tmp_path: Path) -> None:
+    space = spaces.Dict({"numbers": spaces.Box(-1.0, 1.0, (6,), np.float32), "mode": spaces.Discrete(4)})
+    policy = save(tmp_path, spec_of_spaces(space, spaces.Discrete(2), "X-v0", None))
+    one = {"numbers": np.zeros(6, np.float32), "mode": 1}
+    with pytest.raises(ValueError, match="expected one dict of arrays whose first axis is B, got a list of dicts"):
+        policy.act([one, one])
+    with pytest.raises(ValueError, match=r"numbers has shape \(2, 6\), for a batch of 3 it must have \(3, 6\)"):
+        policy.act({"numbers": np.zeros((2, 6), np.float32), "mode": np.zeros(3, np.int64)})
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
