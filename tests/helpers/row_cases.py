@@ -110,6 +110,8 @@ class Case:
         if self.has_gate:
             kwargs["gate"] = str(folder / "gate")
             settings |= {"max_restarts": 100}
+        if self.killed:  # a ledger cannot tell whether a life ended where its episode was shortened
+            settings["stagger_episodes"] = False
         if self.autoreset is not None:
             kwargs["autoreset_mode"] = self.autoreset.value
             settings["env_backend"] = "gym_vector"
