@@ -529,5 +529,5 @@ def test_observations_of_another_shape_are_refused() -> None:
         step = env.step
         env.step = lambda actions: (step(actions)[0][:, :1], *step(actions)[1:])
 
-    with pytest.raises(WrongObservation, match=r"observation has shape \(3, 1\), for a batch of 3 it must have \(3, 4\)"):
+    with pytest.raises(WrongObservation, match=r"has shape \(3, 1\), for a batch of 3 it must have \(3, 4\)"):
         Filled(num_slots=1, max_episode_steps=500, fail=shrink)
