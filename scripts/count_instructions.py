@@ -40,7 +40,7 @@ def paths() -> dict[str, Callable[[], Any]]:
     import gymnasium
     import numpy as np
     import torch
-    from asyncrl_updates import make_ppo_updates
+    from asyncrl_updates import PPO, make_ppo_updates
 
     from asyncrl.buffers.arena import Arena
     from asyncrl.buffers.slots import TrajectorySlots
@@ -84,7 +84,7 @@ def paths() -> dict[str, Callable[[], Any]]:
     model = ActorCritic(spec, config)
     learner, weights = OnPolicyLearner(model, config, cpu), WeightsChannel(arena)
     block = learner.publication()
-    weights.publish(block.numpy() if torch.is_tensor(block) else block, 1, 0)
+    weights.publish(block.numpy(), 1, 0)
     actions = LocalActions(ActingPolicy(ActorCritic(spec, config), weights, slots, cpu, seed=0))
     group = EnvGroup([Still() for _ in range(_NUM_ENVS)], range(_NUM_ENVS), 0, spec, mapping="raw")
     sink = SlotSink(0, group, slots, PrivateSlot(slots))
@@ -94,19 +94,14 @@ def paths() -> dict[str, Callable[[], Any]]:
     opened = sink.open_row(place)
     assert opened is not None
     batcher, columns = Batcher(slots, _NUM_ENVS), [Columns(0, 0, _NUM_ENVS, is_last=True)]
-    train, _ = make_ppo_updates(load([*flags[:1], "--preset=none", *_ppo_flags()]).config, spec, is_shared=False)
+    ppo = load(["--env=Still-v0", *PPO, "--num_workers=1", "--seed=0", "--device=cpu"]).config
+    train, _ = make_ppo_updates(ppo, spec, is_shared=False)
     return {
         "acting, 16 rows": lambda: actions.request(0, *place),
         "step of 16 environments that cost nothing": lambda: group.step(*opened),
         "batcher, 2,048 samples": lambda: batcher.collect(columns),
         "PPO, 320 optimizer steps of 64 samples": train,
     }
-
-
-def _ppo_flags() -> list[str]:
-    from asyncrl_updates import PPO
-
-    return [flag for flag in PPO if not flag.startswith("--preset")] + ["--num_workers=1", "--seed=0", "--device=cpu"]
 
 
 def run_paths(library: str) -> None:
@@ -174,7 +169,7 @@ def main() -> int:
     for name, found in counts.items():
         print(f"{name}: {found:,} instructions, {found / accepted[name] - 1:+.1%} of the accepted {accepted[name]:,}")
     if own != stored["versions"]:
-        print(f"other versions than the accepted counts have, so this is no check: {own}, not {stored['versions']}")
+        print(f"not compared: these versions are {own}, those of the accepted counts are {stored['versions']}")
         return 0
     return int(any(found > (1 + _TOLERANCE) * accepted[name] for name, found in counts.items()))
 

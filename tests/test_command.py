@@ -21,6 +21,8 @@ from asyncrl.observers.summary import Summary
 from asyncrl.storage import checkpoint
 from asyncrl.storage.run_folder import RunFolder
 
+NO_CONTENT = checkpoint.Checkpoint({"weight": torch.zeros(1)}, {}, {})
+
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "completion"])
 def test_a_command_is_the_module_of_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,10 +106,9 @@ def test_the_end_of_a_run_hints_at_the_newest_checkpoint_and_says_what_the_best_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "command_text", lambda *words: " ".join(["asyncrl", *words]))
-    content = checkpoint.Checkpoint({"weight": torch.zeros(1)}, {}, {})
     with RunFolder.create("train_dir", "puck", "resume") as folder:
-        checkpoint.save(folder.checkpoints, content, 2000, keep=1)
-        checkpoint.save_best(folder.checkpoints, content, 1000, 7.0)
+        checkpoint.save(folder.checkpoints, NO_CONTENT, 2000, keep=1)
+        checkpoint.save_best(folder.checkpoints, NO_CONTENT, 1000, 7.0)
     config = TrainConfig(env="CartPole-v1", experiment="puck", **settings)
     console.print_end(Summary("interrupted", env_steps=2000, best_return=7.0), config, folder)
     lines = capsys.readouterr().out.splitlines()
@@ -142,7 +143,7 @@ def test_the_command_that_trains_on_extends_the_limit_that_was_reached_and_keeps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(console, "command_text", lambda *words: " ".join(["asyncrl", *words]))
     with RunFolder.create("train_dir", "puck", "resume") as folder:
-        checkpoint.save(folder.checkpoints, checkpoint.Checkpoint({"weight": torch.zeros(1)}, {}, {}), 2000, keep=1)
+        checkpoint.save(folder.checkpoints, NO_CONTENT, 2000, keep=1)
     config = TrainConfig(env="CartPole-v1", experiment="puck", train_for_env_steps=9000, train_for_seconds=seconds)
     console.print_end(Summary(status, env_steps=env_steps), config, folder)
     expected = " ".join(["asyncrl train --experiment=puck", *more])

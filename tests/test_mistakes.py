@@ -133,7 +133,8 @@ MISTAKES = {
     "plot": [
         ("", "No run was given: the first argument is a run or one of trial, compare, speedup"),
         ("trail run", "There is no command or run 'trail'"),
-        ("rum", "There is no command or run 'rum'"),
+        ("trail run", "; the nearest is trial."),
+        ("rum", "; the nearest is run."),
         ("trial", "No run was given: trial needs at least one"),
         ("trial rum", "There is no run "),
         ("compare run run --x=env_steps", "is given twice: name each run once."),

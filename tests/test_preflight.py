@@ -83,7 +83,7 @@ def test_a_missing_native_core_is_warned_of_where_it_would_be_used(
     finally:
         native.kernels.cache_clear()
     assert [len(found) for found in texts.values()] == [1, 0, 0]
-    assert "Install a C compiler" in texts["--env=Choice-v0",][0]
+    assert "Install a C compiler" in texts[("--env=Choice-v0",)][0]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU of this machine can be used")

@@ -39,6 +39,7 @@ from asyncrl.config.flags import (
 )
 from asyncrl.config.value_types import GivenPath
 from asyncrl.storage.locating import TRAIN_DIR, locate
+from asyncrl.storage.run_folder import MARKER
 
 Say = Callable[[str], None]
 _AXES = get_args(XAxis)
@@ -142,9 +143,8 @@ class _Plot(Command[Options]):
                 f"No run was given: the first argument is a run or one of {names}; --help shows an example of each."
             )
         if (name := arguments[0]) not in _FIGURES:
-            hint = nearest_hint(name, _FIGURES)
-            runs = sorted(path.parent.name for path in Path(TRAIN_DIR).glob("*/metrics.jsonl"))
-            hint = hint or nearest_hint(name, runs)
+            runs = sorted(path.parent.name for path in Path(TRAIN_DIR).glob(f"*/{MARKER}"))
+            hint = nearest_hint(name, [*_FIGURES, *runs])
             raise UsageError(
                 f"There is no command or run {name!r}: the first argument is a run or one of {names}{hint}."
             )

@@ -17,7 +17,7 @@ class ResumedTotals:
     Attributes:
         env_steps: environment steps trained on.
         elapsed_s: seconds of training.
-        shown_s: seconds that the newest record shows as elapsed: those of training and of each start.
+        shown_s: elapsed seconds in the newest record, which include every start-up.
         best_returns: mean return of the best checkpoint of each policy; None without one.
         worker_env_steps: environment steps of each Hogwild worker.
     """
