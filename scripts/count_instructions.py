@@ -3,9 +3,10 @@
     python scripts/count_instructions.py            # exit code 1 if a count is more than 3 % above the accepted one
     python scripts/count_instructions.py --accept   # stores today's counts in scripts/instructions.json
 
-Counts do not depend on how busy the machine is. They depend on the versions of Python, NumPy, PyTorch and the compiler,
-so other versions than the stored ones are only reported. Needs valgrind, its headers and a C compiler (Debian:
-`valgrind`, `gcc`). The processor that valgrind shows has AVX2, so the native core's kernels for AVX2 are counted.
+Counts do not depend on how busy the machine is. They depend on the versions of Python, NumPy, PyTorch and the compiler.
+The stored counts are those of the versions that `.ci/run` has; with others nothing is compared. Needs valgrind with its
+headers and a C compiler (Debian: `valgrind`, `gcc`). The processor that valgrind shows has AVX2, so the native core's
+kernels for AVX2 are counted.
 """
 
 from __future__ import annotations
