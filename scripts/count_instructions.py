@@ -3,10 +3,10 @@
     python scripts/count_instructions.py            # exit code 1 if a count is more than 3 % above the accepted one
     python scripts/count_instructions.py --accept   # stores today's counts in scripts/instructions.json
 
-Counts do not depend on how busy the machine is. They depend on the versions of Python, NumPy, PyTorch and the compiler.
-The stored counts are those of the versions that `.ci/run` has; with others nothing is compared. Needs valgrind with its
-headers and a C compiler (Debian: `valgrind`, `gcc`). The processor that valgrind shows has AVX2, so the native core's
-kernels for AVX2 are counted.
+Counts do not depend on how busy the machine is. They depend on the versions of Python, NumPy, PyTorch and the compiler,
+and on the maker of the processor. The stored counts are those of `.ci/run` on an Intel; elsewhere nothing is compared.
+Needs valgrind with its headers and a C compiler (Debian: `valgrind`, `gcc`). The processor that valgrind shows has AVX2,
+so the native core's kernels for AVX2 are counted.
 """
 
 from __future__ import annotations
@@ -150,8 +150,14 @@ def versions() -> dict[str, str]:
     import torch
 
     compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python, "numpy": numpy.__version__, "torch": torch.__version__, "compiler": compiler}
+    vendor = re.search(r"^vendor_id\s*: (.+)", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE)
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "compiler": compiler,
+        "processor": "unknown" if vendor is None else vendor.group(1),  # libraries choose their kernels by it
+    }
 
 
 def main() -> int:
