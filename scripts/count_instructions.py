@@ -5,8 +5,8 @@
 
 Counts do not depend on how busy the machine is. They depend on the versions of Python, NumPy, PyTorch and the compiler,
 and on the maker of the processor. The stored counts are those of `.ci/run` on an Intel; elsewhere nothing is compared.
-Needs valgrind with its headers and a C compiler (Debian: `valgrind`, `gcc`). The processor that valgrind shows has AVX2,
-so the native core's kernels for AVX2 are counted.
+Needs valgrind with its headers and a C compiler (Debian: `valgrind`, `gcc`). Valgrind shows a processor with AVX2, so
+the native core's kernels for AVX2 are counted.
 """
 
 from __future__ import annotations
