@@ -61,8 +61,11 @@ class Console(ProgressBar):
 
 
 def print_findings(result: Preflight) -> int:
-    """Prints warnings, problems and the environment's failure on standard error, and returns the exit code."""
-    for warning in result.warnings:
+    """Prints warnings, or the problems, and the environment's failure on standard error; returns the exit code.
+
+    Warnings about settings that must change would only hide why the run cannot start.
+    """
+    for warning in () if result.problems else result.warnings:
         print(f"warning: {warning.sentence('Better')}", file=sys.stderr)
     for problem in result.problems:
         print(f"error: {problem}", file=sys.stderr)
