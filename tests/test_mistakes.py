@@ -48,7 +48,7 @@ MISTAKES = {
         ("--config=missing.yaml", "Cannot read the file missing.yaml: No such file"),
         ("--config=broken.yaml", "broken.yaml is not valid YAML"),
         ("--config=typo.yaml", "typo.yaml there is no setting lerning_rate; the nearest is learning_rate."),
-        ("--env=CartPol-v1", "the nearest are CartPole-v1"),
+        ("--env=CartPol-v1", "the nearest is CartPole-v1"),
         ("--env=probe_envs.Still", "For Still of the module probe_envs, give --env=probe_envs:Still."),
         ("--env=Robo-v0", "If a module of yours registers it, give --env=MODULE:Robo-v0."),
         ("--env=no_such:Robo-v0", "There is no module 'no_such' in the working directory"),

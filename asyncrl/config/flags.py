@@ -192,10 +192,14 @@ def _distance(name: str, other: str) -> float:
     return row[-1] / max(longer, 1)
 
 
-def nearest_hint(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one; empty if none is near."""
-    near = nearest(name, known)
-    return f"; the nearest is {near}" if near else ""
+def nearest_hint(name: str, known: Iterable[str], most: int = 1) -> str:
+    """The end of a sentence about an unknown name: the nearest known ones; empty if none is near."""
+    return near_hint(nearest_names(name, known, most))
+
+
+def near_hint(near: Sequence[str]) -> str:
+    """The same end, of known names that are near."""
+    return f"; the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else ""
 
 
 def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -> Problem:

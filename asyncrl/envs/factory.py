@@ -25,7 +25,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.config.algorithms import imported
 from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable, find_object
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import nearest_hint, nearest_names
+from asyncrl.config.flags import near_hint, nearest_hint, nearest_names
 from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
@@ -432,7 +432,7 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
     # Names are compared without versions: the same version does not make two names similar.
     known = {_without_version(name): name for name in gymnasium.registry if name != registered_id}
     near = [known[name] for name in nearest_names(_without_version(registered_id), known)]
-    nearest = f"; the nearest are {', '.join(near)}" if near else ""
+    nearest = near_hint(near)
     if env_id.startswith("__main__:"):
         name = env_id.rpartition(":")[2]
         return f"{env_id} is known in its script or notebook only: move it to a module, and give --env=MODULE:{name}."

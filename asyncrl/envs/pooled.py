@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import nearest_names
+from asyncrl.config.flags import nearest_hint
 
 
 class PooledVectorEnv(VectorEnv[Any, Any, Any]):
@@ -69,9 +69,7 @@ class PooledVectorEnv(VectorEnv[Any, Any, Any]):
             ) from error
         known = envpool.list_all_envs()
         if self._env_id not in known:
-            near = nearest_names(self._env_id, known)
-            hint = f"; the nearest are {', '.join(near)}" if near else ""
-            raise UsageError(f"EnvPool knows no environment {self._env_id!r}{hint}.")
+            raise UsageError(f"EnvPool knows no environment {self._env_id!r}{nearest_hint(self._env_id, known, 3)}.")
         arguments = {"num_threads": 1, **self._env_kwargs, "num_envs": self.num_envs, "seed": seed}
         unknown = sorted(set(arguments) - set(envpool.make_spec(self._env_id)._config_keys))
         if unknown:

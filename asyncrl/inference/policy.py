@@ -16,7 +16,7 @@ from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.value_types import read_device
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec, space_text
+from asyncrl.envs.observations import ObservationCodec, space_text, split_rows
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.processes.forks import use_one_thread_in_a_fork
@@ -76,11 +76,14 @@ class Policy:
             axis is B, or a list of B actions if they are Dict or Tuple.
 
         Raises:
-            ValueError: the observations have the wrong shape, or their number differs from the previous call's.
+            ValueError: the observations have the wrong shape or numbers that are not finite, or their number differs
+                from the previous call's.
         """
         with own_settings():
             rows = self._rows_of(obs)
         batch = np.atleast_2d(rows)
+        if not np.isfinite(split_rows(self.spec.observation, batch)[0]).all():
+            raise ValueError("the observation has a number that is not finite")
         state = self.initial_state(len(batch)) if self._state is None else self._state
         if len(state) != len(batch):
             raise ValueError(

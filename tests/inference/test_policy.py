@@ -193,6 +193,9 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     for shape in ((5,), (2, 5), (), (2, 2, 4)):
         with pytest.raises(ValueError, match="expected observations of shape"):
             policy.act(np.zeros(shape))
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="the observation has a number that is not finite"):
+            policy.act(np.full((2, CHOICE.observation.row_size), wrong))
     with pytest.raises(ValueError, match=r"got \(observation, info\) of env.reset\(\): pass its first element"):
         policy.act((np.zeros(CHOICE.observation.row_size), {}))
     state = {"config": {"encoder_mlp_layers": [9]}, "spec": CHOICE.to_data()}

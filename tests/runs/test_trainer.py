@@ -194,7 +194,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path: Path) -> None:
-    with pytest.raises(asyncrl.UsageError, match="knows no environment 'CartPol-v1'; the nearest are CartPole"):
+    with pytest.raises(asyncrl.UsageError, match="knows no environment 'CartPol-v1'; the nearest is CartPole"):
         train(tmp_path, env="CartPol-v1")
     with pytest.raises(asyncrl.UsageError, match=r"Would pass: --batch_size=\d+"):
         train(tmp_path, batch_size=33)
