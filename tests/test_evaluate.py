@@ -44,11 +44,11 @@ def call(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_the_last_line_is_the_result_of_the_newest_checkpoint(trained, capsys):
+def test_json_is_the_result_of_the_newest_checkpoint(trained, capsys):
     train_dir = f"--train-dir={trained.path.parent}"
     code, out, err = call(capsys, train_dir, "--experiment=run", "--episodes", "12", "--json=true", "--seed=3")
-    assert (code, err) == (0, "")
-    result = json.loads(out.splitlines()[-1])
+    assert code == 0 and "\nreturn " in err
+    result = json.loads(out)
     assert list(result) == [
         "mean_reward", "std_reward", "ci95", "mean_ep_length", "episodes", "env_steps", "checkpoint",
     ]  # fmt: skip
@@ -63,22 +63,22 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys, monkeypatch):
     path = trained.checkpoints / "checkpoint_000000000100"
     code, out, _ = call(capsys, f"--checkpoint={path}", "--episodes=5", "--json", "--deterministic", "--num_envs=2")
     assert code == 0
-    result = json.loads(out.splitlines()[-1])
+    result = json.loads(out)
     assert result["env_steps"] == 100
     assert result["mean_reward"] < 11
     monkeypatch.setenv("HOME", str(trained.path.parent))
     named = (f"--train_dir={trained.path.parent}", "--experiment=run", "--checkpoint=~/run/checkpoints/" + path.name)
     code, out, _ = call(capsys, *named, "--episodes=1", "--json")
-    assert code == 0 and json.loads(out.splitlines()[-1])["env_steps"] == 100
+    assert code == 0 and json.loads(out)["env_steps"] == 100
 
 
 def test_the_run_is_an_argument_and_the_kind_of_actions_is_told(trained, capsys, monkeypatch):
     monkeypatch.chdir(trained.path.parent)
     flags = ("--train_dir=.", "--episodes=1")
-    code, out, _ = call(capsys, *flags, "--json", "true", "run")
+    code, out, err = call(capsys, *flags, "--json", "true", "run")
     assert code == 0
-    assert "\nsampled actions; --deterministic takes the deterministic ones\n" in out
-    assert json.loads(out.splitlines()[-1])["env_steps"] == 200
+    assert "\nsampled actions; --deterministic takes the deterministic ones\n" in err
+    assert json.loads(out)["env_steps"] == 200
     code, out, _ = call(capsys, "run/checkpoints/best", *flags, "--deterministic", "--compare=newest")
     assert code == 0
     assert "\ndeterministic actions; without --deterministic they are sampled\n" in out
@@ -107,7 +107,7 @@ def test_the_best_checkpoint_is_there_by_name(trained, capsys):
     arguments = (*where, "--episodes=3", "--json")
     code, out, _ = call(capsys, *arguments)
     assert code == 0
-    assert json.loads(out.splitlines()[-1])["checkpoint"] == str(trained.checkpoints / "best/checkpoint_000000000100")
+    assert json.loads(out)["checkpoint"] == str(trained.checkpoints / "best/checkpoint_000000000100")
     shutil.rmtree(trained.checkpoints / "best")
     code, _, err = call(capsys, *arguments)
     assert code == 2
@@ -127,7 +127,7 @@ def test_arguments_of_the_environment_may_differ_from_those_of_the_run(trained, 
     arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=3", "--json")
     code, out, _ = call(capsys, *arguments, '--env_kwargs={"sutton_barto_reward": true}')
     assert code == 0
-    assert json.loads(out.splitlines()[-1])["mean_reward"] == -1.0  # only the end is paid
+    assert json.loads(out)["mean_reward"] == -1.0  # only the end is paid
     for given, problem in (
         ('{"sutton": 1}', "does not take these arguments (env_kwargs)"),
         ("sutton", "expected a JSON object, such as"),
@@ -184,9 +184,9 @@ def test_stable_baselines_reads_the_episodes_that_are_written(tmp_path, capsys):
     path = save_policy(tmp_path / "run" / "checkpoints", 100, 1)
     file = tmp_path / "new" / "played.monitor.csv"
     flags = (f"--checkpoint={path}", "--episodes=7", "--num_envs=3", "--seed=5", "--json", f"--episodes_csv={file}")
-    code, out, _ = call(capsys, *flags)
-    assert code == 0 and f"wrote {file}" in out
-    result = json.loads(out.splitlines()[-1])
+    code, out, err = call(capsys, *flags)
+    assert code == 0 and f"wrote {file}" in err
+    result = json.loads(out)
     frame = monitor.load_results(str(tmp_path / "new"))
     luck = frame["luck, in points"]
     assert frame["r"].tolist() == [4.0 + points for points in luck]  # what the seed gives, and 1 for each step
@@ -204,17 +204,16 @@ def test_policies_are_compared_in_the_same_episodes(tmp_path, capsys):
     file = tmp_path / "played.monitor.csv"
     compared = f"--compare={paths[1]},{other / 'checkpoints'},{paths[0]}"
     flags = (f"--checkpoint={paths[0]}", compared, "--episodes=6", "--json", f"--episodes_csv={file}")
-    code, out, _ = call(capsys, *flags)
+    code, out, err = call(capsys, *flags)
     assert code == 0
-    *lines, last = out.splitlines()
-    policies = json.loads(last)["policies"]
+    policies = json.loads(out)["policies"]
     assert [each["checkpoint"] for each in policies] == list(map(str, paths))  # the first is named twice, played once
     # The returns differ from episode to episode, but each episode is worth four points more, one for each step.
     assert "difference" not in policies[0]
     assert [(each["difference"], each["difference_ci95"]) for each in policies[1:]] == [(4.0, [4.0, 4.0])] * 2
     low, high = policies[0]["ci95"]
     assert high - low > 10.0
-    assert lines[-1].split()[-4:] == ["+4.00", "[+4.00,", "+4.00]", "4.0"]
+    assert err.splitlines()[-1].split()[-4:] == ["+4.00", "[+4.00,", "+4.00]", "4.0"]
     rows = list(csv.DictReader(file.read_text().splitlines()[1:]))
     by_seed = {}
     for row in rows:
@@ -241,7 +240,7 @@ def test_all_checkpoints_of_a_run_are_compared_by_name(trained, capsys):
     arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=2", "--json")
     code, out, _ = call(capsys, *arguments, "--compare=all")
     assert code == 0
-    names = [each["name"] for each in json.loads(out.splitlines()[-1])["policies"]]
+    names = [each["name"] for each in json.loads(out)["policies"]]
     assert names == [
         "run/checkpoint_000000000200",
         "run/checkpoint_000000000100",

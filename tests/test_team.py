@@ -25,7 +25,7 @@ def test_independent_policies_play_their_own_agents(tmp_path: Path, capsys: pyte
     (run / MARKER).touch()
     for agent in range(2):
         assert main([f"--checkpoint={run / 'checkpoints' / f'policy_{agent}'}", "--episodes=4", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["mean_reward"] == 5.0
+        assert json.loads(capsys.readouterr().out)["mean_reward"] == 5.0
     alone = checkpoint_of(tmp_path / "alone", "agent_envs:opposed", True, **own)
     assert main([f"--checkpoint={alone}"]) == 2
     assert "plays one agent of several (--policy_mapping=independent)" in capsys.readouterr().err

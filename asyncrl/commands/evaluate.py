@@ -29,6 +29,7 @@ from asyncrl.commands.player_options import (
     with_player_options,
 )
 from asyncrl.commands.run_argument import RunCommand, RunOptions
+from asyncrl.commands.runner import text_beside_json
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option
 from asyncrl.config.hooks import load
@@ -75,7 +76,7 @@ class Options(RunOptions):
     )
     video: GivenPath | None = option(None, "folder to record the episodes into as videos; needs imageio-ffmpeg")
     render: bool = option(False, "show the episodes in a window, one after the other")
-    as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
+    as_json: bool = option(False, "print one JSON object, and the text on standard error", flag="json")
 
 
 class _Evaluate(RunCommand[Options]):
@@ -107,25 +108,26 @@ class _Evaluate(RunCommand[Options]):
                     yield f"--{name} is not possible with --{player.name}, which plays {player.plays}."
 
     def run(self, options: Options) -> int:
+        with text_beside_json(options.as_json):
+            result = self._play(options)
+            print(_DETERMINISTIC if options.deterministic else _SAMPLED)
+            print(result.to_text())
+        if options.as_json:
+            print(json.dumps(result.to_data()), flush=True)
+        return 0
+
+    def _play(self, options: Options) -> Any:
         if options.episodes_csv is not None:
             _check_can_write(options.episodes_csv)
         path = find_given_checkpoint(options.named_run, options.checkpoint, options.train_dir)
         try:
             if (given := given_player_option(options)) is not None:
-                result = load(given.evaluate)(path, options)
-            elif options.compare is not None:
-                result = _compare(path, options)
-            else:
-                result = _evaluate(path, options)
+                return load(given.evaluate)(path, options)
+            return _evaluate(path, options) if options.compare is None else _compare(path, options)
         except EnvironmentFailed as error:
             if (finished := getattr(error, "result", None)) is not None:
                 print(f"until the environment failed: {finished.to_text()}", flush=True)
             raise
-        print(_DETERMINISTIC if options.deterministic else _SAMPLED)
-        print(result.to_text())
-        if options.as_json:
-            print(json.dumps(result.to_data()), flush=True)
-        return 0
 
 
 def _check_can_write(path: Path) -> None:

@@ -26,7 +26,7 @@ from asyncrl.analysis import drawing, figures
 from asyncrl.analysis.figures import Metric, XAxis
 from asyncrl.analysis.plots import plots
 from asyncrl.analysis.records import Run, read_runs
-from asyncrl.commands.runner import Command
+from asyncrl.commands.runner import Command, text_beside_json
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
     ExtraFlag,
@@ -111,7 +111,9 @@ class Options(BaseModel):
         "file to write, ending in .png, .pdf or .svg [default plots/COMMAND.png in the folder of each run, or of the "
         "first for the others]",
     )
-    prints_json: bool = option(False, "print the figure's numbers as one JSON object on the last line", flag="json")
+    prints_json: bool = option(
+        False, "print the figure's numbers as one JSON object, and the text on standard error", flag="json"
+    )
 
     @property
     def command(self) -> str:
@@ -169,7 +171,8 @@ class _Plot(Command[Options]):
             )
 
     def run(self, options: Options) -> int:
-        numbers = _draw(options, lambda line: print(line, flush=True))
+        with text_beside_json(options.prints_json):
+            numbers = _draw(options, lambda line: print(line, flush=True))
         if options.prints_json:
             print(json.dumps(numbers, allow_nan=False), flush=True)
         return 0

@@ -26,6 +26,11 @@ from asyncrl.storage.run_folder import find_saved_config
 Options = TypeVar("Options")
 
 
+def text_beside_json(prints_json: bool) -> contextlib.AbstractContextManager[object]:
+    """Where text is printed while a command works: standard error if standard output is for JSON alone."""
+    return contextlib.redirect_stdout(sys.stderr) if prints_json else contextlib.nullcontext()
+
+
 class Command(ABC, Generic[Options]):
     """A command with its options, its help and its body.
 

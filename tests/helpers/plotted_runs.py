@@ -39,8 +39,8 @@ def call(capsys, *arguments):
 
 def numbers(capsys, *arguments):
     code, out, err = call(capsys, *arguments, "--json")
-    assert (code, err) == (0, "")
-    return json.loads(out.splitlines()[-1])
+    assert code == 0, err
+    return json.loads(out)
 
 
 def assert_is_drawn(path, num_colors):

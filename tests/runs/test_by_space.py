@@ -105,7 +105,7 @@ def trained(folder: Path, env_steps: int, **more: Any) -> Path:
 
 def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     assert evaluate_main([*flags, "--episodes=10", "--deterministic=True", "--json"]) == 0
-    return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    return dict(json.loads(capsys.readouterr().out))
 
 
 def test_a_runs_policies_are_loaded_evaluated_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def test_cart_pole_is_learned_and_evaluated(start: Callable[..., Command]) -> No
 
     code, stdout, stderr = start("asyncrl.evaluate", "--episodes=10", "--json").finish()
     assert code == 0, stderr
-    result = json.loads(stdout.splitlines()[-1])
+    result = json.loads(stdout)
     assert set(result) == EVALUATION_NAMES
     assert result["episodes"] == 10
     assert result["env_steps"] == summary["env_steps"]

@@ -112,7 +112,7 @@ def test_evaluations_recreate_the_environment_and_count_what_was_lost(run: Run, 
 
     done = run("evaluate", "--episodes=6", "--num_envs=3", "--json", place="step")
     assert done.code == 0, done.err
-    found = json.loads(done.out.splitlines()[-1])
+    found = json.loads(done.out)
     assert (found["episodes"], found["mean_reward"]) == (6, 30.0)
     assert found["lost_episodes"] > 0 and done.err.count("Traceback") == 1
 

@@ -40,8 +40,8 @@ def test_the_policy_plays_each_agent_against_each_opponent(
 ) -> None:
     flags = [f"--checkpoint={good}", f"--opponents=random,{bad}", "--episodes=20", "--json"]
     assert main(flags) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    matches = json.loads(last)["matches"]
+    printed = capsys.readouterr()
+    matches, lines = json.loads(printed.out)["matches"], printed.err.splitlines()
     assert [(each["opponent"], each["agent"]) for each in matches] == [
         ("random", "first"), ("random", "second"), (str(bad), "first"), (str(bad), "second"),
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_policy_plays_all_agents_of_its_spaces(tmp_path: Path, capsys: pytest.
         for opponent in ("random", str(run)):
             flags = [f"--checkpoint={run}/checkpoints/policy_{kind}", f"--opponents={opponent}", "--episodes=10"]
             assert main([*flags, "--json"]) == 0
-            (match,) = json.loads(capsys.readouterr().out.splitlines()[-1])["matches"]
+            (match,) = json.loads(capsys.readouterr().out)["matches"]
             assert (match["agent"], match["mean_reward"]) == (agents, 5.0)
             assert match["won"] > 5 if opponent == "random" else match["drawn"] == 10
 

@@ -25,7 +25,7 @@ def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: p
         member = checkpoints.load(checkpoint_of(tmp_path / "made", env, names_the_bit))
         checkpoints.save(run / "self_play", member, env_steps, keep=None)
     assert main([f"--checkpoint={own}", "--opponents=pool", "--episodes=5", "--json"]) == 0
-    matches = json.loads(capsys.readouterr().out.splitlines()[-1])["matches"]
+    matches = json.loads(capsys.readouterr().out)["matches"]
     assert [(each["opponent"], each["agent"], each["won"]) for each in matches] == [
         ("pool 2,000", "first", 5), ("pool 2,000", "second", 0),
         ("pool 1,000", "first", 5), ("pool 1,000", "second", 5),
