@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import Problem, UsageError
-from asyncrl.config.hooks import load
+from asyncrl.config.hooks import hooks, load
 from asyncrl.config.user_modules import import_user_module
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Algorithm:
             passes over a rollout only with such a loss.
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
-            of `asyncrl.learner.replay_learner.ReplayLearner`.
+            of `asyncrl.learner.replay_learner.ReplayLearner`. With trajectories, in place of `loss`,
+            `make_learner(model, config, device, storage)`: an `asyncrl.learner.on_policy.OnPolicyLearner`.
         make_recurrent_learner: the same with `use_rnn`, for batches of sequences (`asyncrl.contrib.recurrent_replay`);
             None if the algorithm learns from single steps only, or is SAC or TD3.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
@@ -82,8 +83,8 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         """Raises ValueError if a function or the default of a setting is missing, or if parts do not fit together."""
-        needed = "loss" if self.collects == "trajectories" else "make_learner"
-        if getattr(self, needed) is None:
+        needed = "loss or make_learner" if self.collects == "trajectories" else "make_learner"
+        if self.make_learner is None and (self.loss is None or self.collects == "replay"):
             raise ValueError(f"the algorithm {self.name} collects {self.collects}, so it needs {needed}")
         if self.runs_on_hogwild and (self.make_model is not None or self.make_learner not in (None, _SAC_LEARNER)):
             raise ValueError(f"the algorithm {self.name} has its own model or learner: Hogwild workers do not use it")
@@ -168,7 +169,7 @@ def spell_out(values: dict[str, Any]) -> list[Problem]:
     Returns a problem for each of these settings that has another value.
     """
     name = str(values.get("algo")).lower()
-    if name in BUILT_IN:
+    if name in (*BUILT_IN, *hooks("ALGORITHMS")):
         values["algo"] = name
     meant, problems = SHORT_NAMES.get(name, {}), []
     for other, value in meant.items():
@@ -185,7 +186,7 @@ def register_algorithm(algorithm: Algorithm) -> Algorithm:
     Raises:
         ValueError: the name belongs to an algorithm of the package, or is the form of an import.
     """
-    if algorithm.name.lower() in (*BUILT_IN, *SHORT_NAMES) or ":" in algorithm.name:
+    if algorithm.name.lower() in (*BUILT_IN, *SHORT_NAMES, *hooks("ALGORITHMS")) or ":" in algorithm.name:
         raise ValueError(f"an algorithm cannot have the name {algorithm.name}: choose another name")
     _algorithms[algorithm.name] = algorithm
     _registered_by[algorithm.name] = str(sys._getframe(1).f_globals.get("__name__"))
@@ -207,13 +208,16 @@ def find_algorithm(name: str, import_modules: Sequence[str] = ()) -> Algorithm:
             import_user_module(module)
     if name in _algorithms:
         return _algorithms[name]
+    if name.lower() in hooks("ALGORITHMS"):
+        found: Algorithm = load(hooks("ALGORITHMS")[name.lower()])
+        return found
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise UsageError(f"There is no algorithm {name} (known: {', '.join(_algorithms)}).")
-    found = getattr(import_user_module(module), attribute, None)
-    if not isinstance(found, Algorithm):
+        raise UsageError(f"There is no algorithm {name} (known: {', '.join([*_algorithms, *hooks('ALGORITHMS')])}).")
+    named = getattr(import_user_module(module), attribute, None)
+    if not isinstance(named, Algorithm):
         raise UsageError(f"--algo={name}: the module {module} has no asyncrl.Algorithm with the name {attribute}.")
-    return found
+    return named
 
 
 def module_that_registered(name: str) -> str | None:
@@ -224,7 +228,7 @@ def module_that_registered(name: str) -> str | None:
 
 def known_names() -> list[str]:
     """Values of `algo` that are possible now."""
-    return [*_algorithms, *SHORT_NAMES]
+    return [*_algorithms, *hooks("ALGORITHMS"), *SHORT_NAMES]
 
 
 def imported(function: Function | None) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 A feature has a module with some of these names, each a dict. The module imports nothing heavy, so it names functions
 as text, `module:function`.
 
+    ALGORITHMS  name in `--algo`: its `asyncrl.config.algorithms.Algorithm`
     COMMANDS    name of a command: (its module, which has `main(argv)`, and what it does)
     COMPLETIONS name of a command: what the shell completes after it, `settings` for the flags of training
     CRITICS     name of a feature: function from the settings to its `asyncrl.config.critic_kinds.CriticKind`, or None

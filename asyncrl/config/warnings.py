@@ -85,7 +85,7 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
                 f"{plan.num_batches_per_epoch} = {plan.dataset_size} samples: the run ends after the first."
             )
             yield make_problem("train_for_env_steps batch_size num_batches_per_epoch", text)
-        if not config.algorithm.uses_ratio and config.num_epochs > 1:
+        if config.algorithm.loss is not None and not config.algorithm.uses_ratio and config.num_epochs > 1:
             text = f"{config.algorithm.name.upper()} should use each sample once: set --num_epochs=1."
             yield make_problem("num_epochs algo", text)
         for name in ("target_kl", "recompute_advantages") if config.num_epochs == 1 else ():

@@ -70,7 +70,7 @@ _MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions
 
 
 @dataclass
-class _Update:
+class Update:
     """A dataset, ready for its passes, and what these leave for its metrics.
 
     Attributes:
@@ -228,7 +228,7 @@ class OnPolicyLearner:
         self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._statistics = LearnerStatistics(self.model, storage, config, device)
-        self._trained: _Update | None = None
+        self._trained: Update | None = None
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
         self._generator = torch.Generator().manual_seed(own_seed)
         self._skipped = SkippedSteps(config.max_skipped_steps)
@@ -341,7 +341,7 @@ class OnPolicyLearner:
                 self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, share))
             yield progress
 
-    def _prepare(self, dataset: Dataset) -> _Update:
+    def _prepare(self, dataset: Dataset) -> Update:
         """Turns the valid rows of a dataset into samples and updates the statistics with them."""
         config, outputs, statistics = self._config, self._outputs, self._statistics
         recurrence, uses_ratio = outputs.recurrence, self._uses_ratio
@@ -387,9 +387,9 @@ class OnPolicyLearner:
             else:
                 samples = samples._replace(weight=torch.ones_like(samples.log_prob))
         raw_values = values[:-1].flatten().index_select(0, valid)
-        return _Update(dataset, samples, rows, valid, raw_values, raw_returns, log_ratios, obs_statistics, config)
+        return Update(dataset, samples, rows, valid, raw_values, raw_returns, log_ratios, obs_statistics, config)
 
-    def _recompute(self, update: _Update) -> Samples:
+    def _recompute(self, update: Update) -> Samples:
         """The same samples with values, advantages and returns of the current critic.
 
         V-trace's ratios remain those of the policy before training. Statistics remain, too: they have this dataset
@@ -446,13 +446,24 @@ class OnPolicyLearner:
             log_ratios: [T, C] float32, log-probability of each action before training minus that when it was chosen.
         """
         config = self._config
-        reward = dataset.reward * config.reward_scale
-        if config.reward_clip is not None:
-            reward.clamp_(-config.reward_clip, config.reward_clip)
-        rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
+        rest = (
+            self._rewards(dataset),
+            values,
+            dataset.terminated,
+            dataset.truncated,
+            dataset.valid,
+            config.gamma,
+            config.gae_lambda,
+        )
         if log_ratios is None:
             return VtraceResult(*gae(*rest, idle=dataset.idle), None)
         return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c, idle=dataset.idle)
+
+    def _rewards(self, dataset: Dataset) -> Tensor:
+        """Scaled rewards `[T, C]`."""
+        config = self._config
+        reward = dataset.reward * config.reward_scale
+        return reward if config.reward_clip is None else reward.clamp_(-config.reward_clip, config.reward_clip)
 
     @torch.no_grad()
     def _decoupled(self, samples: Samples, parameters: Tensor | None) -> Samples:
@@ -533,7 +544,7 @@ class OnPolicyLearner:
         return TrainMetrics(**named, learning_rate=sum(update.learning_rates) / len(update.learning_rates))
 
     @torch.no_grad()
-    def _dataset_metrics(self, update: _Update, steps: list[Step]) -> dict[str, Tensor]:
+    def _dataset_metrics(self, update: Update, steps: list[Step]) -> dict[str, Tensor]:
         """`DATASET_METRICS`, as scalars, from the steps that were taken; at least one has samples."""
         samples, valid, distribution = update.samples, update.valid, self.model.distribution
         log_weight = None if samples.weight is None else samples.weight.flatten().log()

@@ -115,8 +115,10 @@ class LearnerParts:
         setup = self.setup
         model = make_acting_model(setup.spec, setup.with_policy_seed(setup.config))
         assert isinstance(model, ActorCritic)
-        store = ParameterStore(self.context.agreement.ranks)
-        learner = OnPolicyLearner(model, setup.with_policy_seed(setup.learner_config), self.device, store)
+        config, store = setup.with_policy_seed(setup.learner_config), ParameterStore(self.context.agreement.ranks)
+        make_learner = config.algorithm.make_learner
+        kind = OnPolicyLearner if make_learner is None else imported(make_learner)
+        learner: OnPolicyLearner = kind(model, config, self.device, store)
         if self.saved is not None:
             begin_with(learner, self.saved)
         self.take_state_of_first(learner)

@@ -61,7 +61,8 @@ def find_spec_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -
 def suits_native_core(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> bool:
     """Whether the native core, if it is built, trains the networks, or at least acts with them."""
     is_perceptron = not config.use_rnn and not any(kind.observation.has_images for kind in spec.kinds)
-    return is_perceptron and not config.is_off_policy and plan.device == "cpu" and knows_networks(config)
+    is_known = is_perceptron and knows_networks(config) and not config.squashes
+    return is_known and not config.is_off_policy and plan.device == "cpu"
 
 
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
