@@ -52,7 +52,7 @@ class Coefficients:
         return entropy_coeff, kl_coeff
 
     def adapt(self, entropy_excess: Tensor, kl_excess: Tensor, rate: Tensor, found_inf: Tensor) -> None:
-        """Takes one step: too much entropy lowers its coefficient, too much divergence raises the other (section 3.2).
+        """Takes one step: too much entropy lowers its coefficient, too much divergence raises the other.
 
         Args:
             entropy_excess: mean entropy minus its target.
@@ -176,7 +176,7 @@ class ReppoLearner(OnPolicyLearner):
         return Update(dataset, samples, valid, valid, raw_values, raw_returns, None, obs_statistics, self._config)
 
     def _returns(self, dataset: Dataset, obs_statistics: Tensor) -> Tensor:
-        """Returns `[T, C]` of the actions, in units of scaled rewards, with the entropy of later actions (equation 9).
+        """Returns `[T, C]` of the actions, in units of scaled rewards, with the entropy of later actions.
 
         The value of an observation is that of a new draw of the present policy; its log-probability is part of the
         reward before it.

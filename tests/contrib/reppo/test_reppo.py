@@ -64,7 +64,7 @@ def test_a_target_has_the_return_as_its_mean_and_is_clipped_to_the_bins() -> Non
 def reference_returns(
     reward: np.ndarray, values: np.ndarray, log_prob: np.ndarray, dataset: Dataset, coeff: float, config: TrainConfig
 ) -> np.ndarray:
-    """Equation 9 row by row, from what follows each action."""
+    """The same row by row, from what follows each action."""
     returns = np.zeros_like(reward)
     num_rows, num_columns = reward.shape
     for column in range(num_columns):
