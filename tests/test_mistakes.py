@@ -70,7 +70,7 @@ MISTAKES = {
         ("--gamma=2 --rollout=0", "at least 0 and at most 1.", 2),
         ("--learning_rate=fast", "expected a number at least 0."),
         ("--algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True."),
-        ("--algo=pp0", "one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo."),
+        ("--algo=pp0", "; the nearest is ppo."),
         ("--device=tpu", "expected one of auto, cpu, cuda, cuda:N; the nearest is cpu."),
         ("--device=cuda:99", "--device=cuda:99: the "),
         ("--async_rl=maybe", "expected True or False."),

@@ -255,7 +255,7 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
 def network_lines(spec: EnvSpec, config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Title and text of a line for each part of an observation: which network reads it, and how to change it."""
     own = [f"--{name}={getattr(config, name)}" for name in ("model", "encoder") if getattr(config, name) != "default"]
-    if own or config.algorithm.name not in BUILT_IN:
+    if own or (config.algorithm.make_model is not None and config.algorithm.name not in BUILT_IN):
         yield "networks:", f"chosen by {own[0] if own else f'--algo={config.algo}'}"
         return
     perceptron = critic_kind(config).network_name

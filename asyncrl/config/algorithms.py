@@ -55,6 +55,7 @@ class Algorithm:
         runs_on_hogwild: it can be used with `--backend=hogwild`, whose workers train an `ActorCritic` with `loss`, or
             SAC. Not for an algorithm with its own `make_model` or `make_learner`.
         sets_priorities: with a replay, the learner weights transitions, and its `td_errors` are their priorities.
+        ignores: settings of its kind of samples that it does not read.
         actions: the actions that it learns: `any`, `choice` (one choice, `Discrete`), or `continuous`.
     """
 
@@ -72,6 +73,7 @@ class Algorithm:
     squashes_actions: bool = False
     runs_on_hogwild: bool = False
     sets_priorities: bool = False
+    ignores: frozenset[str] = frozenset()
     actions: Literal["any", "choice", "continuous"] = "any"
 
     @property

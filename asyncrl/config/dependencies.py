@@ -35,9 +35,11 @@ def missing_for(name: str, config: TrainConfig, inference_mode: str | None = Non
     for other, values in conditions_of(name).items():
         value = getattr(config, other)
         if other == "algo" and value not in (*BUILT_IN, *values):
-            # Which settings a user's algorithm reads is not known: perhaps all that are for its kind of samples.
-            values = tuple(each for each in values if each in BUILT_IN)
-            if any(find_algorithm(each).collects == config.algorithm.collects for each in values):
+            # Another algorithm may read all settings that are for its kind of samples.
+            built_in = [find_algorithm(each) for each in values if each in BUILT_IN]
+            if name not in config.algorithm.ignores and config.algorithm.collects in [
+                each.collects for each in built_in
+            ]:
                 continue
         if other == "algo" and (config.algo, config.backend) == ("a2c", "hogwild"):
             value = "a3c"

@@ -19,7 +19,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm
+from asyncrl.config.algorithms import find_algorithm, known_names
 from asyncrl.config.env_maker import MakesEnv, as_env
 from asyncrl.config.errors import UsageError
 
@@ -102,9 +102,7 @@ ActionMapping = Literal["raw", "rescaled", "squashed"]
 EnvSource = Annotated[
     str | MakesEnv, PlainValidator(_read_env), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
 ]
-AlgorithmName = Annotated[
-    str, PlainValidator(_check_algo), WithJsonSchema({"type": "string", "enum": [*BUILT_IN, *SHORT_NAMES]})
-]
+AlgorithmName = Annotated[str, PlainValidator(_check_algo), WithJsonSchema({"type": "string", "enum": known_names()})]
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

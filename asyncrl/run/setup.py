@@ -207,8 +207,9 @@ class RunSetup:
 
 def has_same_networks(state: Mapping[str, Any], config: TrainConfig, spec: EnvSpec) -> bool:
     """Whether all networks of a checkpoint with this state have the tensors that the run has."""
-    changed = fixed_changes(TrainConfig.from_saved(state["config"]), config)
-    is_same = not any(change.name in OF_NETWORKS for change in changed)
+    before = TrainConfig.from_saved(state["config"])
+    is_same = not any(change.name in OF_NETWORKS for change in fixed_changes(before, config))
+    is_same &= before.is_off_policy or before.algorithm.make_learner == config.algorithm.make_learner
     return is_same and EnvSpec.from_data(state["spec"]).shape_of_networks == spec.shape_of_networks
 
 

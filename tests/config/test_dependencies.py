@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config import dependencies
+from asyncrl.config import algorithms, dependencies
+from asyncrl.config.algorithms import Algorithm
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
@@ -124,3 +125,17 @@ def test_every_condition_is_of_settings_and_values_that_there_are() -> None:
         for other, values in condition.items():
             for value in set(values) - {"a3c", "anything"}:
                 TrainConfig(**{other: value})
+
+
+def test_an_algorithm_of_a_feature_is_known_by_its_name_and_says_what_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Algorithm("own", make_learner=print, ignores=frozenset({"gae_lambda"}))
+    monkeypatch.setattr(algorithms, "hooks", {"ALGORITHMS": {"own": "somewhere:OWN"}}.get)
+    monkeypatch.setattr(algorithms, "load", {"somewhere:OWN": own}.get)
+    assert algorithms.find_algorithm("Own") is own and "own" in algorithms.known_names()
+    assert unread("--algo=OWN", "--value_loss_coeff=1") == []
+    (text,) = unread("--algo=OWN", "--gae_lambda=0.5")
+    assert "--gae_lambda (needs algo=ppo or a2c or a3c)" in text
+    with pytest.raises(ValueError, match="cannot have the name own"):
+        algorithms.register_algorithm(own)

@@ -270,7 +270,7 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
         ("--optimizer=lamb", "Sample Factory's optimizer has no counterpart here: the optimizer is Adam"),
         ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
         ("--recurrence=-1", "Sample Factory's -1 is auto"),
-        ("--algo=PPOO", "expected one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo"),
+        ("--algo=PPOO", "expected one of ppo, a2c, sac, td3, dqn"),
     ],
 )
 def test_flags_and_values_of_other_libraries_are_answered_with_what_they_are_called_here(flag: str, said: str) -> None:

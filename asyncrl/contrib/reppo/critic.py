@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import ObservationLayout
 from asyncrl.models.encoders import Inputs
-from asyncrl.models.registry import make_encoder
+from asyncrl.models.registry import DEFAULT, make_encoder
 from asyncrl.processes.seeding import Stream, derive_seed, restoring_global_generators, seed_global_generators
 
 LARGEST_RETURN = 20.0
@@ -22,7 +22,8 @@ _SMOOTHING = 0.75  # standard deviation of a target's Gaussian, in bins (Farebro
 class ActionValues(nn.Module):
     """A perceptron over observation and action whose outputs are a distribution over normalized returns.
 
-    The distribution has `NUM_BINS` equal intervals of [-LARGEST_RETURN, LARGEST_RETURN].
+    It has one hidden layer more than the policy. The distribution has `NUM_BINS` equal intervals of [-LARGEST_RETURN,
+    LARGEST_RETURN]; returns outside are clipped.
     """
 
     _edges: Tensor
@@ -38,7 +39,8 @@ class ActionValues(nn.Module):
         widths = config.encoder_mlp_layers
         with restoring_global_generators():
             seed_global_generators(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
-            self.encoder = make_encoder(layout, config) if layout.num_pixels else None
+            needs_encoder = layout.num_pixels > 0 or config.encoder != DEFAULT
+            self.encoder = make_encoder(layout, config) if needs_encoder else None
             num_features = layout.num_floats if self.encoder is None else self.encoder.output_size
             self.hidden = _hidden([num_features + num_actions, *widths, widths[-1]])
             self.head = nn.Linear(widths[-1], NUM_BINS)

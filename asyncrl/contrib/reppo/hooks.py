@@ -5,3 +5,4 @@ from __future__ import annotations
 ALGORITHMS = {"reppo": "asyncrl.contrib.reppo.algorithm:REPPO"}
 RULES = {"reppo": "asyncrl.contrib.reppo.algorithm:find_problems"}
 SETTINGS = {"reppo": ("asyncrl.contrib.reppo.settings:ReppoSettings", "")}
+SPEC_RULES = {"reppo": "asyncrl.contrib.reppo.algorithm:find_spec_problems"}

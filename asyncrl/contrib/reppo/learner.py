@@ -5,7 +5,7 @@
               the policy that acted where it is too far from that; coefficients of entropy and divergence
 
 Unlike SAC it has no replay: each dataset is made by the policy that it trains. Passes, versions, statistics and
-checkpoints are those of `OnPolicyLearner`.
+checkpoints are those of `OnPolicyLearner`. The head of values of the model that acts is not used: it says 0.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from asyncrl.algorithms.losses import Samples, gae
+from asyncrl.buffers.pinning import to_device
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.reppo.critic import ActionValues
 from asyncrl.contrib.reppo.settings import ReppoSettings
@@ -25,12 +27,14 @@ from asyncrl.learner.on_policy import OnPolicyLearner, Update
 from asyncrl.learner.optimizer import FlatAdam, ParameterStore, clip_gradient
 from asyncrl.learner.trained_network import TrainedNetwork
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.encoders import split_tensor
+from asyncrl.models.encoders import Inputs, split_tensor
 
 RETURN_SIZE = 4.0
 """Root mean square of normalized returns, for which the initial coefficients are meant."""
 
 _LOG_COEFF_RANGE = (-12.0, 8.0)
+_IMAGES_AT_ONCE = 256  # in a pass without gradients
+_LONGEST_HORIZON = 1e4  # steps
 
 
 class Coefficients:
@@ -98,9 +102,9 @@ class ReppoStep:
         logits = self._values.logits(batch.inputs, batch.action.tanh())
         critic_loss = -(self._values.target(batch.normalized_return) * log_softmax(logits, -1)).sum(-1).mean()
         critic_figures = self._critic.minimize(critic_loss)
-        return self._step_policy(batch, critic_figures[0])
+        return self._step_policy(batch, *critic_figures.unbind())
 
-    def _step_policy(self, batch: Samples, critic_loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _step_policy(self, batch: Samples, critic_loss: Tensor, critic_norm: Tensor) -> tuple[Tensor, Tensor]:
         settings = ReppoSettings.of(self.config)
         model, distribution = self._model, self._model.distribution
         parameters, _ = model.forward(*batch.inputs)
@@ -119,7 +123,7 @@ class ReppoStep:
         )
         self._gradient.zero_()
         parts.sum().backward(inputs=self._trainable)  # type: ignore[no-untyped-call]
-        norm = clip_gradient(self._gradient, self.config.max_grad_norm)
+        norm = torch.hypot(clip_gradient(self._gradient, self.config.max_grad_norm), critic_norm)
         policy_loss, entropy_loss, kl_loss = parts.detach().unbind()
         loss, mean_kl = policy_loss + entropy_loss + kl_loss + critic_loss, kl.detach().mean()
         found_inf = torch.isfinite(loss + norm).logical_not().float()
@@ -149,31 +153,39 @@ class ReppoLearner(OnPolicyLearner):
         policy, critic = (self.model, self._gradient, self._optimizer), (self._critic, self._values)
         return ReppoStep(*policy, *critic, self._coefficients, self._rate, self._generator, self._config)
 
+    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
+        super().set_hyperparameters(new_values)
+        self._critic.max_grad_norm = self._config.max_grad_norm
+
+    @torch.no_grad()
     def _prepare(self, dataset: Dataset) -> Update:
         """Turns the valid rows of a dataset into samples, and updates the statistics with them."""
         statistics, model = self._statistics, self.model
         obs_statistics, valid = statistics.obs_statistics, dataset.valid_rows()
         raw = split_tensor(model.layout, dataset.obs[:-1].flatten(0, 1)).at(valid)
-        versions = dataset.policy_version.flatten().index_select(0, valid)
-        floats = statistics.normalize(raw.floats.clone(), dataset.versions_in(valid), versions)
-        inputs = raw._replace(floats=floats)
+        versions, present = dataset.policy_version.flatten().index_select(0, valid), dataset.versions_in(valid)
+        inputs = raw._replace(floats=statistics.normalize(raw.floats.clone(), present, versions))
         action = dataset.action.flatten(0, 1).index_select(0, valid)
-        with torch.no_grad():
-            raw_values = self._values.mean(self._values.logits(inputs, action.tanh())) * self._return_scale()
-            raw_returns = self._returns(dataset, obs_statistics).flatten().index_select(0, valid)
-        self._update_statistics(raw.floats, raw_returns)
+        action_parameters = dataset.action_parameters.flatten(0, 1).index_select(0, valid)
+        log_prob = dataset.log_prob.flatten().index_select(0, valid)
+        if any(version < self.policy_version for version in present):
+            action_parameters = self._outputs.dataset(inputs, None, None, in_float32=True).action_parameters
+            log_prob = model.distribution.log_prob(action_parameters, action)
+        self._update_statistics(raw.floats, self._sizes(dataset).flatten().index_select(0, valid))
         scale = self._return_scale()
+        values = self._mean_values(inputs, action)
+        raw_returns = self._returns(dataset, obs_statistics).flatten().index_select(0, valid)
         samples = Samples(
             floats=inputs.floats,
             pixels=inputs.pixels,
             action=action,
-            action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, valid),
-            log_prob=dataset.log_prob.flatten().index_select(0, valid),
-            advantage=raw_returns - raw_values,
+            action_parameters=action_parameters,
+            log_prob=log_prob,
+            advantage=torch.zeros_like(log_prob),
             normalized_return=raw_returns / scale,
-            normalized_value=raw_values / scale,
+            normalized_value=values,
         )
-        return Update(dataset, samples, valid, valid, raw_values, raw_returns, None, obs_statistics, self._config)
+        return Update(dataset, samples, valid, valid, values * scale, raw_returns, None, obs_statistics, self._config)
 
     def _returns(self, dataset: Dataset, obs_statistics: Tensor) -> Tensor:
         """Returns `[T, C]` of the actions, in units of scaled rewards, with the entropy of later actions.
@@ -181,22 +193,41 @@ class ReppoLearner(OnPolicyLearner):
         The value of an observation is that of a new draw of the present policy; its log-probability is part of the
         reward before it.
         """
-        config = self._config
+        config, shape = self._config, dataset.value.shape
         raw = split_tensor(self.model.layout, dataset.obs.flatten(0, 1))
         inputs = raw._replace(floats=self.model.normalize_obs(raw.floats, statistics=obs_statistics))
-        parameters = self._outputs.dataset(inputs, None, None).action_parameters
+        parameters = self._outputs.dataset(inputs, None, None, in_float32=True).action_parameters
         drawn, scale = draw(parameters, self._generator), self._return_scale()
-        values = (self._values.mean(self._values.logits(inputs, drawn.tanh())) * scale).view(dataset.value.shape)
-        log_prob = self.model.distribution.log_prob(parameters, drawn).view(dataset.value.shape)
+        values = (self._mean_values(inputs, drawn) * scale).view(shape)
+        log_prob = self.model.distribution.log_prob(parameters, drawn).view(shape)
         entropy_coeff, _ = self._coefficients.values()
         bonus = torch.where(dataset.terminated, 0.0, -config.gamma * entropy_coeff * scale * log_prob[1:])
-        ends = dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda
-        return gae(self._rewards(dataset) + bonus, values, *ends, idle=dataset.idle).returns
+        ends = dataset.terminated, dataset.truncated, dataset.valid
+        return gae(self._rewards(dataset) + bonus, values, *ends, config.gamma, config.gae_lambda).returns
+
+    def _sizes(self, dataset: Dataset) -> Tensor:
+        """Returns `[T, C]` of the rewards alone, whose mean square is the unit of normalized returns.
+
+        What follows the last row is worth the mean reward over the horizon of discount and terminations. Neither values
+        nor entropy are in them: both are in this unit, which would grow by itself.
+        """
+        reward, gamma = self._rewards(dataset), self._config.gamma
+        rows = dataset.valid_rows()
+        mean, ends = (field.flatten().index_select(0, rows).float().mean() for field in (reward, dataset.terminated))
+        later = mean / (1.0 - gamma * (1.0 - ends)).clamp(min=1.0 / _LONGEST_HORIZON)
+        values = later.expand_as(dataset.value)
+        return gae(reward, values, dataset.terminated, dataset.truncated, dataset.valid, gamma, 1.0).returns
+
+    def _mean_values(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """Normalized values `[B]` of actions `[B, A]` before tanh: images, which fill much memory, part by part."""
+        if inputs.pixels is None:
+            return self._values.mean(self._values.logits(inputs, action.tanh()))
+        numbers = torch.arange(len(action), device=action.device)
+        parts = [(inputs.at(part), action[part].tanh()) for part in torch.split(numbers, _IMAGES_AT_ONCE)]
+        return torch.cat([self._values.mean(self._values.logits(*part)) for part in parts])
 
     def _return_scale(self) -> Tensor:
         """[1] float32: what normalized returns are multiplied by."""
-        if not self._config.normalize_returns:
-            return torch.ones(1, device=self.device)
         moments = self._statistics.return_moments
         mean_square = moments.mean.square() + moments.variance
         return (mean_square.sqrt().clamp(min=torch.finfo(torch.float32).tiny) / RETURN_SIZE).float()
@@ -216,5 +247,5 @@ class ReppoLearner(OnPolicyLearner):
 def draw(parameters: Tensor, generator: torch.Generator) -> Tensor:
     """Actions `[B, A]` before tanh, of Gaussians with `parameters [B, 2A]`, whose gradient reaches the parameters."""
     mean, log_std = parameters.chunk(2, dim=-1)
-    noise = torch.randn(mean.shape, generator=generator).to(mean.device)
+    (noise,) = to_device([torch.randn(mean.shape, generator=generator)], mean.device)
     return torch.addcmul(mean, log_std.exp(), noise)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from critics import with_values
 from datasets import BOX, CPU, Actor, train_on
+from gymnasium import spaces
 from resuming import whole_and_resumed
 from run_helper import PARALLEL_MODES, run
 from torch import Tensor
@@ -17,10 +18,14 @@ from torch import Tensor
 from asyncrl.algorithms.losses import Samples
 from asyncrl.commands.validate import main as validate
 from asyncrl.config.algorithms import find_algorithm
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.reppo import learner as reppo
+from asyncrl.contrib.reppo.algorithm import find_spec_problems
 from asyncrl.contrib.reppo.critic import LARGEST_RETURN, ActionValues
 from asyncrl.contrib.reppo.learner import ReppoLearner
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.inference.policy import load_policy
 from asyncrl.learner.dataset import Dataset
 from asyncrl.models.actor_critic import ActorCritic
@@ -111,6 +116,16 @@ def test_the_first_step_is_taken_with_the_policy_that_acted() -> None:
         assert metrics.max_ratio_deviation_first_batch < 1e-5 and abs(metrics.approx_kl) < 1e-6
 
 
+def test_samples_of_an_older_policy_are_compared_with_the_one_before_training() -> None:
+    learner, actor = make(learning_rate=0.01)
+    version = actor.receive(learner)
+    first, second = actor.collect(version), actor.collect(version)
+    assert train_on(learner, first) is not None
+    learner._learning_rate.value = 0.0
+    metrics = train_on(learner, second)
+    assert metrics is not None and metrics.max_ratio_deviation_first_batch < 1e-5 and abs(metrics.kl_loss) < 1e-6
+
+
 def mean_values(learner: ReppoLearner, batch: Samples) -> Tensor:
     """Values of the policy's most likely actions."""
     mean = learner.model.forward(*batch.inputs).action_parameters.chunk(2, dim=-1)[0]
@@ -131,7 +146,7 @@ def test_the_policy_moves_up_the_values_without_changing_the_critic() -> None:
     learner._rate.fill_(1e-3)
     with torch.enable_grad():
         for _ in range(20):
-            learner._step._step_policy(batch, torch.zeros(()))  # type: ignore[union-attr]
+            learner._step._step_policy(batch, *torch.zeros(2))  # type: ignore[union-attr]
     assert mean_values(learner, batch).mean() > before + 0.02
     assert torch.equal(learner._critic.flat.data, critic)
 
@@ -146,7 +161,7 @@ def test_a_policy_too_far_from_the_one_that_acted_is_pulled_back() -> None:
     learner._rate.fill_(1e-3)
     with torch.enable_grad():
         for _ in range(20):
-            learner._step._step_policy(batch, torch.zeros(()))  # type: ignore[union-attr]
+            learner._step._step_policy(batch, *torch.zeros(2))  # type: ignore[union-attr]
     assert before > 1e-2 and divergence(learner, batch) < 0.9 * before
 
 
@@ -161,10 +176,12 @@ def test_coefficients_follow_their_targets(entropy_excess: float, kl_excess: flo
 
 
 def test_normalized_returns_have_one_size_whatever_the_unit_of_rewards() -> None:
+    sizes = []
     for unit in (1e-3, 1e3):
-        learner, actor = make(reward_scale=unit, reppo_initial_coeff=1e-6)
+        learner, actor = make(reward_scale=unit)
         batch = samples(learner, actor.collect(actor.receive(learner)))
-        assert float(batch.normalized_return.square().mean().sqrt()) == pytest.approx(reppo.RETURN_SIZE, rel=0.05)
+        sizes.append(float(batch.normalized_return.square().mean().sqrt()))
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-3) and 0.5 < sizes[0] / reppo.RETURN_SIZE < 1.5
 
 
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
@@ -204,4 +221,17 @@ def test_what_it_does_not_do_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert validate(["--env=CartPole-v1", "--algo=REPPO"]) == 2
     assert "needs continuous actions only" in capsys.readouterr().err
     assert validate([*given, "--reppo_kl_bound=0.2"]) == 0
-    assert capsys.readouterr().err == ""
+    printed = capsys.readouterr()
+    assert printed.err == "" and "networks:       observation: a perceptron" in printed.out
+    assert validate([*given, "--ppo_clip_ratio=0.3"]) == 0
+    assert "No effect in this run: --ppo_clip_ratio" in capsys.readouterr().err
+
+
+def test_several_boxes_of_actions_are_refused() -> None:
+    two = spaces.Tuple((spaces.Box(-1.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (2,))))
+    spec = spec_of_spaces(spaces.Box(-1.0, 1.0, (3,)), two, "Two-v0", None)
+    config = TrainConfig(**SMALL)
+    plan = resolve(config, Machine(cores=2))
+    (problem,) = find_spec_problems(config, plan, spec)
+    assert "needs one agent and one Box of actions; Two-v0 has others" in problem.text
+    assert not list(find_spec_problems(config, plan, BOX))
