@@ -122,7 +122,7 @@ def registered() -> Iterator[None]:
 @pytest.mark.usefixtures("registered")
 def test_a_registered_name_is_found_with_its_module() -> None:
     loaded = load(["--env=CartPole-v1", "--algo=reinforce", "--import_modules=toy_registration"])
-    with pytest.raises(UsageError, match="sac, td3, dqn, reinforce.*; the nearest is reinforce"):
+    with pytest.raises(UsageError, match=r"sac, td3, dqn, reinforce.*; the nearest is reinforce"):
         load(["--env=CartPole-v1", "--algo=reinforc"])
     assert isinstance(loaded.config, toy_algorithms.ReinforceConfig)
     assert loaded.origins["batch_size"] == "default of reinforce"
