@@ -20,5 +20,5 @@ class ReppoSettings(Section):
         -0.5, "entropy that the policy keeps, in nats for each dimension of the action"
     )
     reppo_initial_coeff: PositiveFloat = _learning(
-        0.01, "coefficients of entropy and KL divergence at the start; both adapt"
+        0.03, "coefficients of entropy and KL divergence at the start; both adapt"
     )
