@@ -36,10 +36,8 @@ def missing_for(name: str, config: TrainConfig, inference_mode: str | None = Non
         value = getattr(config, other)
         if other == "algo" and value not in (*BUILT_IN, *values):
             # Another algorithm may read all settings that are for its kind of samples.
-            built_in = [find_algorithm(each) for each in values if each in BUILT_IN]
-            if name not in config.algorithm.ignores and config.algorithm.collects in [
-                each.collects for each in built_in
-            ]:
+            kinds = {find_algorithm(each).collects for each in values if each in BUILT_IN}
+            if config.algorithm.collects in kinds and name not in config.algorithm.ignores:
                 continue
         if other == "algo" and (config.algo, config.backend) == ("a2c", "hogwild"):
             value = "a3c"

@@ -446,15 +446,8 @@ class OnPolicyLearner:
             log_ratios: [T, C] float32, log-probability of each action before training minus that when it was chosen.
         """
         config = self._config
-        rest = (
-            self._rewards(dataset),
-            values,
-            dataset.terminated,
-            dataset.truncated,
-            dataset.valid,
-            config.gamma,
-            config.gae_lambda,
-        )
+        ends = dataset.terminated, dataset.truncated, dataset.valid
+        rest = (self._rewards(dataset), values, *ends, config.gamma, config.gae_lambda)
         if log_ratios is None:
             return VtraceResult(*gae(*rest, idle=dataset.idle), None)
         return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c, idle=dataset.idle)

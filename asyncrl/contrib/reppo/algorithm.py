@@ -86,8 +86,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 def find_spec_problems(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Iterator[Problem]:
     """Which spaces REPPO does not know."""
-    if config.algorithm is REPPO and (
-        spec.agents or not all(isinstance(kind.action, BoxAction) for kind in spec.kinds)
-    ):
+    is_plain = all(isinstance(kind.action, BoxAction) for kind in spec.kinds) and not spec.agents
+    if config.algorithm is REPPO and not is_plain:
         text = f"--algo=reppo needs one agent and one Box of actions; {spec.env_id} has others."
         yield Problem(("algo", "env"), text, ("--algo=sac", "--algo=ppo"))

@@ -2,7 +2,7 @@
 
     returns   by TD(lambda) from the critic's values, with the entropy of the policy as a reward       (`_prepare`)
     step      critic towards the returns; policy up the critic's values by the gradient of its actions, or back towards
-              the policy that acted where it is too far from that; coefficients of entropy and divergence
+              the policy before the update where it is too far from that; coefficients of entropy and divergence
 
 Unlike SAC it has no replay: each dataset is made by the policy that it trains. Passes, versions, statistics and
 checkpoints are those of `OnPolicyLearner`. The head of values of the model that acts is not used: it says 0.

@@ -13,8 +13,8 @@ class ReppoSettings(Section):
 
     reppo_kl_bound: PositiveFloat = _learning(
         0.1,
-        "largest KL divergence of the policy from the one that acted; where a sample exceeds it, the policy is pulled "
-        "back and not improved",
+        "largest KL divergence of the policy from the one before the update; where a sample exceeds it, the policy is "
+        "pulled back and not improved",
     )
     reppo_target_entropy: float = _learning(
         -0.5, "entropy that the policy keeps, in nats for each dimension of the action"

@@ -29,6 +29,8 @@ from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.inference.policy import load_policy
 from asyncrl.learner.dataset import Dataset
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.run.setup import has_same_networks
+from asyncrl.run.spec_warnings import suits_native_core
 
 REPPO: dict[str, Any] = {**find_algorithm("reppo").defaults, "algo": "reppo"}
 SMALL: dict[str, Any] = {
@@ -235,3 +237,17 @@ def test_several_boxes_of_actions_are_refused() -> None:
     (problem,) = find_spec_problems(config, plan, spec)
     assert "needs one agent and one Box of actions; Two-v0 has others" in problem.text
     assert not list(find_spec_problems(config, plan, BOX))
+
+
+def test_a_run_that_begins_with_a_policy_of_ppo_takes_the_policy_alone() -> None:
+    reppo_config = TrainConfig(**SMALL)
+    ppo_config = reppo_config.model_copy(update={"algo": "ppo"})
+    state = {"config": ppo_config.model_dump(mode="json"), "spec": BOX.to_data()}
+    assert has_same_networks(state, ppo_config, BOX)
+    assert not has_same_networks(state, reppo_config, BOX)
+
+
+def test_a_squashed_policy_does_not_use_the_native_core() -> None:
+    for algo, squashes, is_used in (("ppo", False, True), ("ppo", True, False), ("reppo", True, False)):
+        config = TrainConfig(**{**SMALL, "algo": algo, "squash_actions": squashes})
+        assert suits_native_core(config, resolve(config, Machine(cores=2)), BOX) == is_used
