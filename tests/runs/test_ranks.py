@@ -105,7 +105,7 @@ def assert_same_weights_of_other_samples(first: Path, second: Path, column: str)
     own = {"generator", "replay_generator"}
     assert all(torch.equal(tensors[name], others[name]) for name in tensors.keys() - own)
     rows, other_rows = (each.replay.columns[column][0][:50] for each in contents if each.replay is not None)
-    assert not (rows == other_rows).any()
+    assert not ((rows == other_rows) & (rows != 0.0)).any()  # the row after a truncation has the reward 0
 
 
 @pytest.mark.long
