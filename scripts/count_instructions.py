@@ -4,7 +4,9 @@
     python scripts/count_instructions.py --accept   # stores today's counts in scripts/instructions.json
 
 Counts do not depend on how busy the machine is. They depend on the versions of Python, NumPy, PyTorch and the compiler,
-and on the maker of the processor. The stored counts are those of `.ci/run` on an Intel; elsewhere nothing is compared.
+and on the processor's vendor. If one of these differs from the accepted ones, the counts are printed but not compared.
+The accepted counts were measured by `.ci/run` on an Intel processor.
+
 Needs valgrind with its headers and a C compiler (Debian: `valgrind`, `gcc`). Valgrind shows a processor with AVX2, so
 the native core's kernels for AVX2 are counted.
 """
@@ -176,7 +178,7 @@ def main() -> int:
     for name, found in counts.items():
         print(f"{name}: {found:,} instructions, {found / accepted[name] - 1:+.1%} of the accepted {accepted[name]:,}")
     if own != stored["versions"]:
-        print(f"not compared: these versions are {own}, those of the accepted counts are {stored['versions']}")
+        print(f"The counts were not compared, because versions differ. Here: {own}; accepted: {stored['versions']}.")
         return 0
     return int(any(found > (1 + _TOLERANCE) * accepted[name] for name, found in counts.items()))
 

@@ -210,16 +210,18 @@ def find_algorithm(name: str, import_modules: Sequence[str] = ()) -> Algorithm:
             import_user_module(module)
     if name in _algorithms:
         return _algorithms[name]
-    if name.lower() in hooks("ALGORITHMS"):
-        found: Algorithm = load(hooks("ALGORITHMS")[name.lower()])
-        return found
+    of_features = hooks("ALGORITHMS")
+    if name.lower() in of_features:
+        algorithm: Algorithm = load(of_features[name.lower()])
+        return algorithm
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise UsageError(f"There is no algorithm {name} (known: {', '.join([*_algorithms, *hooks('ALGORITHMS')])}).")
-    named = getattr(import_user_module(module), attribute, None)
-    if not isinstance(named, Algorithm):
+        known = ", ".join((*_algorithms, *of_features))
+        raise UsageError(f"There is no algorithm {name} (known: {known}).")
+    found = getattr(import_user_module(module), attribute, None)
+    if not isinstance(found, Algorithm):
         raise UsageError(f"--algo={name}: the module {module} has no asyncrl.Algorithm with the name {attribute}.")
-    return named
+    return found
 
 
 def module_that_registered(name: str) -> str | None:

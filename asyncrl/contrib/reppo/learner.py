@@ -5,7 +5,8 @@
               the policy before the update where it is too far from that; coefficients of entropy and divergence
 
 Unlike SAC it has no replay: each dataset is made by the policy that it trains. Passes, versions, statistics and
-checkpoints are those of `OnPolicyLearner`. The head of values of the model that acts is not used: it says 0.
+checkpoints are those of `OnPolicyLearner`. The value head of the acting model is not trained, and its values are not
+read.
 """
 
 from __future__ import annotations

@@ -186,6 +186,16 @@ def test_normalized_returns_have_one_size_whatever_the_unit_of_rewards() -> None
     assert sizes[0] == pytest.approx(sizes[1], rel=1e-3) and 0.5 < sizes[0] / reppo.RETURN_SIZE < 1.5
 
 
+def test_the_unit_of_returns_does_not_depend_on_the_entropy_that_it_scales() -> None:
+    scales = []
+    for coeff in (0.01, 10.0):
+        learner, actor = make(reppo_initial_coeff=coeff)
+        for _ in range(3):
+            samples(learner, actor.collect(actor.receive(learner)))
+        scales.append(learner._return_scale())
+    assert torch.equal(*scales)
+
+
 def test_a_step_that_is_not_finite_changes_nothing() -> None:
     learner, actor = make()
     dataset = actor.collect(actor.receive(learner))
