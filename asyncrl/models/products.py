@@ -145,8 +145,12 @@ def onednn_is_faster() -> bool:
     has_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not has_both or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    is_amd = _CPU_INFO.exists() and "AuthenticAMD" in _CPU_INFO.read_text(encoding="utf-8", errors="replace")
-    return is_amd and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return is_amd() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def is_amd() -> bool:
+    """Whether AMD made this machine's processor."""
+    return _CPU_INFO.exists() and "AuthenticAMD" in _CPU_INFO.read_text(encoding="utf-8", errors="replace")
 
 
 def _is_for_onednn(left: Tensor, num_out: int) -> bool:

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import matmul_dtype
 from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.learner.sac import SacLearner
+from asyncrl.models import products
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
@@ -190,17 +192,25 @@ def test_observations_may_be_bytes(spec: EnvSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_avx512", "has_amx", "expected"),
+    ("vendor", "has_avx512", "has_amx", "expected"),
     [
-        (True, False, torch.bfloat16),
-        (False, True, torch.bfloat16),
-        (False, False, torch.float32),
-        (None, None, torch.float32),  # a version of PyTorch that cannot tell
+        ("AuthenticAMD", True, False, torch.bfloat16),
+        ("GenuineIntel", True, False, torch.float32),  # its bfloat16 products are slower without AMX
+        ("GenuineIntel", True, True, torch.bfloat16),
+        ("AuthenticAMD", False, False, torch.float32),
+        ("AuthenticAMD", None, None, torch.float32),  # a version of PyTorch that cannot tell
     ],
 )
-def test_auto_precision_is_bfloat16_where_the_hardware_has_instructions_for_it(
-    has_avx512: bool | None, has_amx: bool | None, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_auto_precision_is_bfloat16_where_the_hardware_multiplies_it_faster(
+    vendor: str,
+    has_avx512: bool | None,
+    has_amx: bool | None,
+    expected: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    monkeypatch.setattr(products, "_CPU_INFO", tmp_path / "cpuinfo")
     for name, answer in (("_is_avx512_bf16_supported", has_avx512), ("_is_amx_tile_supported", has_amx)):
         if answer is None:
             monkeypatch.delattr(torch.cpu, name, raising=False)
