@@ -266,23 +266,32 @@ def advantage_sums(advantages: Tensor, num_parts: int, is_sample: Tensor | None 
         counts = torch.ones_like(numbers)
     else:
         counts, numbers = is_sample.double(), numbers.where(is_sample, 0.0)
-    rows = torch.stack((counts, numbers, numbers.square())).unsqueeze(-1).flatten(2)
-    return torch.stack([part.sum((1, 2)) for part in rows.tensor_split(num_parts, dim=1)])
+    terms = torch.stack((counts, numbers, numbers.square())).unsqueeze(-1).flatten(2)
+    return torch.cat([each.sum((2, 3)) for each in _equal_parts(terms, num_parts, dim=1)], 1).t().contiguous()
 
 
 def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
     """Advantages `[N]` or `[N, L]` with mean 0 and standard deviation 1 in each part; `sums` as of `advantage_sums`."""
-    mean, mean_square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
-    std = (mean_square - mean.square()).clamp_(min=0.0).sqrt()
-    size, num_larger = divmod(len(advantages), len(sums))
-    sizes = torch.full((len(sums),), size, device=sums.device)
-    sizes[:num_larger] += 1
-    floor = _RELATIVE_EPS * mean_square.sqrt() + _TINY
-    units = torch.stack((mean, std + floor)).to(advantages.dtype)
-    shift, scale = units.repeat_interleave(sizes, 1, output_size=len(advantages))
-    column = (-1,) + (1,) * (advantages.dim() - 1)
-    normalized: Tensor = (advantages - shift.view(column)) / scale.view(column)
-    return normalized
+    mean, mean_square = (sums[:, 1:] / sums[:, :1]).unbind(1)
+    std = torch.addcmul(mean_square, mean, mean, value=-1.0).clamp_(min=0.0).sqrt_()
+    scale = torch.add(std, mean_square.sqrt(), alpha=_RELATIVE_EPS).add_(_TINY)
+    parts = _equal_parts(advantages, len(sums))
+    units = torch.stack((mean, scale)).to(advantages.dtype).view(2, -1, *(1,) * advantages.dim())
+    with_units = zip(parts, torch.split(units, [len(part) for part in parts], 1), strict=True)
+    return torch.cat([((part - shift) / unit).flatten(0, 1) for part, (shift, unit) in with_units])
+
+
+def _equal_parts(tensor: Tensor, num_parts: int, dim: int = 0) -> list[Tensor]:
+    """The parts that `Tensor.tensor_split` makes along a dimension: those of each size as one tensor.
+
+    The dimension becomes two, parts and elements.
+    """
+    size, num_larger = divmod(tensor.shape[dim], num_parts)
+    if num_larger == 0:
+        return [torch.unflatten(tensor, dim, (num_parts, size))]
+    larger, rest = tensor.tensor_split([num_larger * (size + 1)], dim)
+    shapes = (num_larger, size + 1), (num_parts - num_larger, size)
+    return [torch.unflatten(larger, dim, shapes[0]), torch.unflatten(rest, dim, shapes[1])]
 
 
 def behaviour_weights(log_ratio: Tensor, cap: float) -> Tensor:

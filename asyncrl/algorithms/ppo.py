@@ -8,9 +8,11 @@ samples (advantages in) --minibatches--> take_step: ppo_loss, gradient, Adam --K
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,11 +63,11 @@ def update(
     Yields:
         The progress of the update, after each step.
     """
-    num_done = 0
+    num_done, minibatches = 0, Minibatches(samples, config, generator, ranks)
     for epoch in range(1, config.num_epochs + 1):
         if epoch > 1 and config.recompute_advantages:
-            samples = recompute()
-        batches = minibatches(samples, config, generator, ranks)
+            minibatches = Minibatches(recompute(), config, generator, ranks)
+        batches = minibatches.draw()
         if start_pass is not None:
             start_pass(batches)
         steps: list[Step] = []
@@ -79,28 +81,47 @@ def update(
             break
 
 
-def minibatches(samples: Samples, config: TrainConfig, generator: torch.Generator, ranks: Ranks) -> list[Samples]:
-    """`num_batches_per_epoch` minibatches, in every rank; advantages are normalized over the samples of all ranks.
+class Minibatches:
+    """Draws the minibatches of the passes over a dataset, `num_batches_per_epoch` each, in every rank.
 
-    Advantages are weighted after they were normalized: a mean subtracted from weighted ones would train on actions
-    whose weight is 0.
+    All passes share the memory of the minibatches.
     """
-    num_batches = config.num_batches_per_epoch
-    if ranks.num_ranks == 1:
-        num_batches = min(num_batches, len(samples.floats))
-    if config.shuffle_minibatches:
-        order, device = torch.randperm(len(samples.floats), generator=generator), samples.floats.device
-        samples = samples.at(order if device.type == "cpu" else to_device([order], device)[0])
-    if config.normalize_advantage:
-        sums = advantage_sums(samples.advantage, num_batches, samples.valid)
-        if ranks.num_ranks > 1:
-            ranks.sum(sums)
-        if config.normalize_advantage_over == "dataset":
-            sums = sums.sum(0).expand_as(sums)
-        samples = samples._replace(advantage=normalize_advantages(samples.advantage, sums))
-    if samples.weight is not None:
-        samples = samples._replace(advantage=samples.weight * samples.advantage, weight=None)
-    return samples.minibatches(num_batches)
+
+    def __init__(self, samples: Samples, config: TrainConfig, generator: torch.Generator, ranks: Ranks) -> None:
+        """Allocates the minibatches; arguments as of `update`."""
+        self._samples, self._config, self._generator, self._ranks = samples, config, generator, ranks
+        num_batches = config.num_batches_per_epoch
+        self._num_batches = min(num_batches, len(samples.floats)) if ranks.num_ranks == 1 else num_batches
+        fields = [None if field is None else torch.empty_like(field) for field in samples]
+        room = Samples._make(fields) if config.shuffle_minibatches else samples
+        self._room = room._replace(advantage=torch.empty_like(samples.advantage))
+        self._batches = self._room._replace(weight=None).minibatches(self._num_batches)
+
+    def draw(self) -> list[Samples]:
+        """The minibatches of the next pass, which overwrite those before.
+
+        Advantages are normalized over the samples of all ranks, and weighted after that: a mean subtracted from
+        weighted ones would train on actions whose weight is 0.
+        """
+        config, samples, room = self._config, self._samples, self._room
+        if config.shuffle_minibatches:
+            order, device = torch.randperm(len(samples.floats), generator=self._generator), samples.floats.device
+            order = order if device.type == "cpu" else to_device([order], device)[0]
+            for field, shuffled in zip(samples, room, strict=True):
+                if field is not None:
+                    torch.index_select(field, 0, order, out=shuffled)
+        else:
+            room.advantage.copy_(samples.advantage)
+        if config.normalize_advantage:
+            sums = advantage_sums(room.advantage, self._num_batches, room.valid)
+            if self._ranks.num_ranks > 1:
+                self._ranks.sum(sums)
+            if config.normalize_advantage_over == "dataset":
+                sums = sums.sum(0).expand_as(sums)
+            room.advantage.copy_(normalize_advantages(room.advantage, sums))
+        if room.weight is not None:
+            room.advantage.mul_(room.weight)
+        return self._batches
 
 
 def ppo_loss(
@@ -160,16 +181,18 @@ def exceeds_target_kl(steps: Sequence[Step], target_kl: float | None, ranks: Ran
     if target_kl is None:
         return False
     with_samples = [step for step in steps if step.log_ratio.numel() > 0]  # other ranks may have all samples
-    kl, num_samples = torch.zeros((), device=steps[0].step_metrics.device), 0
+    mean, num_samples = 0.0, 0
     if with_samples:
-        log_ratio = torch.cat([step.log_ratio for step in with_samples])
-        sizes = [len(step.log_ratio) for step in with_samples]
-        kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
-        taken = were_taken(with_samples)
-        kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
+        sizes = [step.log_ratio.numel() for step in with_samples]
+        kls = approximate_kls(torch.cat([step.log_ratio for step in with_samples])).cpu().numpy()
+        of_steps = np.add.reduceat(kls, [0, *itertools.accumulate(sizes[:-1])]) / sizes
+        taken = of_steps[were_taken(with_samples).cpu().numpy()]
+        mean, num_samples = taken.mean() if len(taken) > 0 else 0.0, len(kls)
     if ranks.num_ranks > 1:
-        ranks.average([kl], num_samples)
-    return not float(kl) <= target_kl  # NaN ends the passes too
+        average = torch.tensor(mean, dtype=torch.float32, device=steps[0].step_metrics.device)
+        ranks.average([average], num_samples)
+        mean = float(average)
+    return not mean <= target_kl  # NaN ends the passes too
 
 
 def ratio_metrics(steps: Sequence[Step], log_weight: Tensor | None, config: TrainConfig) -> dict[str, Tensor]:

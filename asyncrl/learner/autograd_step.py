@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,11 +24,13 @@ class ModelOutputs:
     Attributes:
         model: the model.
         recurrence: length of the sequences that a recurrent policy is trained on, 0 without a recurrent core.
+        evaluate: computes the outputs for normalized observations `[B, F]` faster than the model; None without it.
     """
 
     def __init__(self, model: ActorCritic, config: TrainConfig) -> None:
         self.model = model
         self._is_reduced = config.precision == "bf16"
+        self.evaluate: Callable[[Tensor], ForwardResult] | None = None
         self.recurrence = 0
         if model.rnn_state_size > 0:
             self.recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
@@ -45,6 +49,8 @@ class ModelOutputs:
         self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None, in_float32: bool = False
     ) -> ForwardResult:
         """The outputs for all rows of a dataset, without gradients: images, which fill much memory, part by part."""
+        if self.evaluate is not None:
+            return self.evaluate(inputs.floats)
         if inputs.pixels is None or self.recurrence:
             return self.rows(inputs, rnn_state, begins, in_float32=in_float32)
         parts = zip(

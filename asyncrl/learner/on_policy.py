@@ -249,7 +249,9 @@ class OnPolicyLearner:
         if ArrayUpdate.fits(self.model, config, self.device):
             kernels = NativeUpdate.kernels_for(config)
             if kernels is not None:
-                return NativeUpdate(kernels, self.model, self._flat, self._optimizer, ranks, config)
+                step = NativeUpdate(kernels, self.model, self._flat, self._optimizer, ranks, config)
+                outputs.evaluate = step.evaluate
+                return step
             return ArrayUpdate(self.model, self._flat, self._optimizer, ranks, config)
         return autograd
 

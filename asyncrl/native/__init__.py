@@ -40,6 +40,7 @@ class Encoder(ctypes.Structure):
     ]
 
 
+EVALUATED_AT_ONCE = 64
 ACTIVATIONS = ("tanh", "relu", "elu")
 DISTRIBUTIONS = ("gaussian", "categorical")
 ALGORITHMS = ("ppo", "a2c")
@@ -144,6 +145,7 @@ class _Table(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("scratch_size", ctypes.CFUNCTYPE(c_int64, POINTER(Model), c_int64)),
         ("act", ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Request), c_void_p)),
+        ("evaluate", ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Batch), *[c_void_p] * 3)),
         ("gradient", ctypes.CFUNCTYPE(None, POINTER(Model), POINTER(Loss), POINTER(Batch), *[c_void_p] * 3)),
         ("apply", ctypes.CFUNCTYPE(c_float, POINTER(Adam), *[c_float] * 3)),
         (
@@ -163,7 +165,7 @@ class Kernels:
         self.name: str = table.name.decode()
         # Each access to a field of the table makes a new object.
         self.scratch_size, self.act, self.gradient = table.scratch_size, table.act, table.gradient
-        self.apply, self.step = table.apply, table.step
+        self.evaluate, self.apply, self.step = table.evaluate, table.apply, table.step
 
 
 @functools.cache

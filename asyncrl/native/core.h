@@ -20,6 +20,7 @@ typedef struct {
     int64_t num_layers, first_column, num_inputs;
 } Encoder;
 
+enum { EVALUATED_AT_ONCE = 64 }; /* samples; their features stay in the cache */
 enum { TANH, RELU, ELU };
 enum { GAUSSIAN, CATEGORICAL };
 enum { PPO, A2C };
@@ -76,6 +77,9 @@ typedef struct {
     int64_t (*scratch_size)(const Model *model, int64_t num_samples);
     /* Samples an action for each row. The scratch memory also holds the normalized observations [B, F] at its end. */
     void (*act)(const Model *, const Request *, float *scratch);
+    /* Writes the parameters of the distributions [B, P] and the normalized values [B] of the observations of a batch;
+     * the scratch memory is that of EVALUATED_AT_ONCE samples. */
+    void (*evaluate)(const Model *, const Batch *, float *scratch, float *parameters, float *value);
     /* Writes the gradient of the loss; `metrics` [6] are loss, policy, value, entropy and KL loss, and KL;
      * `log_ratio` [B] the log-probability of each action minus that of the batch. */
     void (*gradient)(const Model *, const Loss *, const Batch *, float *scratch, float *metrics, float *log_ratio);

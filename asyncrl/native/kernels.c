@@ -423,9 +423,8 @@ static int is_forbidden(const Model *model, const float *floats, int64_t choice)
 }
 
 /* Turns outputs into normalized logits. */
-static void categorical_log_probs(const Model *model, const Batch *batch, float *outputs, float *log_prob) {
+static void normalize_logits(const Model *model, const Batch *batch, float *outputs) {
     int64_t A = model->num_actions;
-    const int64_t *action = batch->action;
     for (int64_t row = 0; row < batch->num_samples; row++, outputs += A) {
         const float *floats = batch->floats + row * batch->floats_stride;
         float largest = -INFINITY, sum = 0.0f;
@@ -436,8 +435,13 @@ static void categorical_log_probs(const Model *model, const Batch *batch, float 
         for (int64_t i = 0; i < A; i++) outputs[i] -= largest, sum += expf(outputs[i]);
         float log_sum = logf(sum);
         for (int64_t i = 0; i < A; i++) outputs[i] -= log_sum;
-        log_prob[row] = outputs[action[row]];
     }
+}
+
+static void categorical_log_probs(const Model *model, const Batch *batch, float *outputs, float *log_prob) {
+    const int64_t *action = batch->action;
+    normalize_logits(model, batch, outputs);
+    for (int64_t row = 0; row < batch->num_samples; row++) log_prob[row] = outputs[row * model->num_actions + action[row]];
 }
 
 static void categorical_backward(const Model *model, const Loss *loss, const Batch *batch, float *outputs,
@@ -581,17 +585,43 @@ static void gradient(const Model *model, const Loss *loss, const Batch *batch, f
 
 /* ---- Acting ---- */
 
-static void sample_gaussian(const Model *model, const Request *request, int64_t P, const float *outputs) {
+/* Turns outputs into the parameters of the distributions. */
+static void write_parameters(const Model *model, const Batch *batch, float *outputs, float *parameters) {
+    int64_t A = model->num_actions, P = num_outputs(model);
+    if (model->distribution == CATEGORICAL) {
+        normalize_logits(model, batch, outputs);
+        memcpy(parameters, outputs, (size_t)(batch->num_samples * A) * 4);
+        return;
+    }
+    for (int64_t row = 0; row < batch->num_samples; row++, outputs += P, parameters += 2 * A)
+        for (int64_t i = 0; i < A; i++) {
+            parameters[i] = outputs[i];
+            parameters[A + i] = model->log_std ? model->log_std[i]
+                                               : clamped(outputs[A + i], model->lowest_log_std, model->highest_log_std);
+        }
+}
+
+static void evaluate(const Model *model, const Batch *batch, float *scratch, float *parameters, float *value) {
+    int64_t num_parameters = model->distribution == CATEGORICAL ? model->num_actions : 2 * model->num_actions;
+    for (int64_t first = 0; first < batch->num_samples; first += EVALUATED_AT_ONCE) {
+        Batch part = *batch;
+        part.floats += first * batch->floats_stride;
+        part.num_samples = batch->num_samples - first < EVALUATED_AT_ONCE ? batch->num_samples - first : EVALUATED_AT_ONCE;
+        Outputs o = forward(model, &part, scratch);
+        write_parameters(model, &part, o.outputs, parameters + first * num_parameters);
+        memcpy(value + first, o.values, (size_t)part.num_samples * 4);
+    }
+}
+
+static void sample_gaussian(const Model *model, const Request *request) {
     int64_t A = model->num_actions;
-    float *action = request->action, *parameters = request->parameters;
-    const float *noise = request->noise;
-    for (int64_t row = 0; row < request->num_rows; row++, outputs += P, action += A, parameters += 2 * A, noise += A) {
+    float *action = request->action;
+    const float *noise = request->noise, *parameters = request->parameters;
+    for (int64_t row = 0; row < request->num_rows; row++, action += A, parameters += 2 * A, noise += A) {
         float sum = 0.0f;
         for (int64_t i = 0; i < A; i++) {
-            float log_std = model->log_std ? model->log_std[i]
-                                           : clamped(outputs[A + i], model->lowest_log_std, model->highest_log_std);
-            parameters[i] = outputs[i], parameters[A + i] = log_std;
-            action[i] = outputs[i] + expf(log_std) * noise[i];
+            float log_std = parameters[A + i];
+            action[i] = parameters[i] + expf(log_std) * noise[i];
             sum += 0.5f * noise[i] * noise[i] + log_std;
         }
         request->log_prob[row] = -(sum + (float)A * HALF_LOG_TWO_PI);
@@ -599,21 +629,17 @@ static void sample_gaussian(const Model *model, const Request *request, int64_t 
 }
 
 /* An exponential race: the choice with the largest p_i / e_i. */
-static void sample_categorical(const Model *model, const Request *request, const Batch *batch, float *outputs) {
+static void sample_categorical(const Model *model, const Request *request) {
     int64_t A = model->num_actions, *action = request->action;
-    const float *noise = request->noise;
-    for (int64_t row = 0; row < request->num_rows; row++) action[row] = 0;
-    Batch named = *batch;
-    named.action = action;
-    categorical_log_probs(model, &named, outputs, request->log_prob);
-    memcpy(request->parameters, outputs, (size_t)(request->num_rows * A) * 4);
-    for (int64_t row = 0; row < request->num_rows; row++, outputs += A, noise += A) {
+    const float *noise = request->noise, *logits = request->parameters;
+    for (int64_t row = 0; row < request->num_rows; row++, logits += A, noise += A) {
         float largest = -INFINITY;
+        action[row] = 0;
         for (int64_t i = 0; i < A; i++) {
-            float time = outputs[i] - logf(noise[i] < 1.17549435e-38f ? 1.17549435e-38f : noise[i]);
+            float time = logits[i] - logf(noise[i] < 1.17549435e-38f ? 1.17549435e-38f : noise[i]);
             if (time > largest) largest = time, action[row] = i;
         }
-        request->log_prob[row] = outputs[action[row]];
+        request->log_prob[row] = logits[action[row]];
     }
 }
 
@@ -637,8 +663,9 @@ static void act(const Model *model, const Request *request, float *scratch) {
     }
     Outputs o = forward(model, &batch, scratch);
     for (int64_t row = 0; row < B; row++) request->value[row] = o.values[row] * *request->return_std + *request->return_mean;
-    if (model->distribution == GAUSSIAN) sample_gaussian(model, request, num_outputs(model), o.outputs);
-    else sample_categorical(model, request, &batch, o.outputs);
+    write_parameters(model, &batch, o.outputs, request->parameters);
+    if (model->distribution == GAUSSIAN) sample_gaussian(model, request);
+    else sample_categorical(model, request);
 }
 
 /* Kingma and Ba 2015 (arXiv:1412.6980), as PyTorch computes it. */
@@ -681,4 +708,4 @@ static void step(const Model *model, const Loss *loss, const Batch *batch, const
 
 #define NAME_(suffix) #suffix
 #define NAME(suffix) NAME_(suffix)
-const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, act, gradient, apply, step};
+const Kernels JOIN(asyncrl_kernels_, SUFFIX) = {NAME(SUFFIX), scratch_size, act, evaluate, gradient, apply, step};

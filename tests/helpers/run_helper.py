@@ -259,7 +259,7 @@ def recording(folder: Path) -> Iterator[None]:
     datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
     for subfolder in (datasets, publications, batches):
         subfolder.mkdir(exist_ok=True)
-    updates, make_minibatches, gae = OnPolicyLearner.updates, ppo.minibatches, on_policy.gae
+    updates, draw, gae = OnPolicyLearner.updates, ppo.Minibatches.draw, on_policy.gae
     publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
     made_of_dataset: dict[str, list[np.ndarray]] = {}
     learners: list[OnPolicyLearner] = []  # of this process; the last one trains
@@ -282,11 +282,11 @@ def recording(folder: Path) -> Iterator[None]:
             np.savez(file, **fields, block=block.numpy())
         (datasets / f"{name}.unfinished").rename(datasets / f"{name}.npz")
 
-    def recording_minibatches(*args: Any) -> list[Samples]:
-        made = make_minibatches(*args)
-        for batch in made:
+    def recording_draw(minibatches: ppo.Minibatches) -> list[Samples]:
+        drawn = draw(minibatches)
+        for batch in drawn:
             keep_minibatch(learners[-1], batch)
-        return made
+        return drawn
 
     def keep_minibatch(learner: OnPolicyLearner, batch: Samples) -> None:
         is_sample = torch.ones_like(batch.log_prob, dtype=torch.bool) if batch.valid is None else batch.valid
@@ -325,7 +325,7 @@ def recording(folder: Path) -> Iterator[None]:
 
     with (
         mock.patch.object(OnPolicyLearner, "updates", recording_updates),
-        mock.patch.object(ppo, "minibatches", recording_minibatches),
+        mock.patch.object(ppo.Minibatches, "draw", recording_draw),
         mock.patch.object(on_policy, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
         mock.patch.object(ReplaySampler, "sample", recording_sample),

@@ -30,6 +30,7 @@ from asyncrl.learner.fast.array_update import ArrayUpdate
 from asyncrl.learner.fast.native_update import NativeUpdate
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.encoders import Inputs
 
 NUMBERS = spaces.Box(-1.0, 1.0, (5,))
 NESTED = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Tuple((spaces.Box(-1, 1, (3,)), spaces.Discrete(3)))})
@@ -199,6 +200,20 @@ def test_every_instruction_set_computes_the_same(spec: EnvSpec, layers: list[int
         step_metrics = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
         torch.testing.assert_close(*step_metrics, rtol=1e-4, atol=2e-6)
     assert_same(arrays, autograd)
+
+
+@pytest.mark.parametrize("updates_in", NATIVE, indirect=True)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_outputs_for_a_whole_dataset_are_those_of_the_model(spec: EnvSpec, adaptive: bool) -> None:
+    learner, _ = both_for(spec, adaptive_stddev=adaptive)
+    rows = learner._prepare(collect(learner, 0)).samples.floats
+    learner._flat.data.add_(torch.randn(learner._flat.data.shape), alpha=0.3)  # the critic's head begins at 0
+    assert learner._outputs.evaluate is not None
+    for num_rows in (1, 64, 65, 200):
+        floats = rows[torch.arange(num_rows) % len(rows)]
+        expected = learner.model.forward(floats)
+        torch.testing.assert_close(learner._outputs.dataset(Inputs(floats), None, None), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shared", [False, True])

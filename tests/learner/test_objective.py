@@ -67,15 +67,16 @@ def lagging(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor, Dat
 
 
 def recorded_minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Samples]:
+    """Copies of the minibatches of all passes from now on."""
     batches: list[Samples] = []
-    make_minibatches = ppo.minibatches
+    draw = ppo.Minibatches.draw
 
-    def record(*args: Any) -> list[Samples]:
-        made = make_minibatches(*args)
-        batches.extend(made)
-        return made
+    def record(minibatches: ppo.Minibatches) -> list[Samples]:
+        drawn = draw(minibatches)
+        batches.extend(Samples._make(None if field is None else field.clone() for field in batch) for batch in drawn)
+        return drawn
 
-    monkeypatch.setattr(ppo, "minibatches", record)
+    monkeypatch.setattr(ppo.Minibatches, "draw", record)
     return batches
 
 
@@ -319,7 +320,7 @@ def test_rows_of_sequences_that_are_no_samples_have_no_part_in_the_normalization
     samples = learner._prepare(collect(actor, actor.receive(learner))).samples
     assert samples.valid is not None and 0.1 < (~samples.valid).float().mean() < 0.5
     samples.advantage[~samples.valid] = 1000.0
-    made = ppo.minibatches(samples, learner._config, learner._generator, learner.ranks)
+    made = ppo.Minibatches(samples, learner._config, learner._generator, learner.ranks).draw()
     parts = [batch.advantage[batch.valid] for batch in made]
     assert len(parts) == 4
     for part in parts if over == "minibatch" else [torch.cat(parts)]:

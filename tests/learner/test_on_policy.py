@@ -231,7 +231,7 @@ def test_every_sample_is_seen_once_in_each_epoch_in_another_order() -> None:
     take_step = learner._take_step
 
     def noting(batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        batches.append(batch.floats[:, 0])
+        batches.append(batch.floats[:, 0].clone())
         return take_step(batch, learning_rate)
 
     learner._take_step = noting

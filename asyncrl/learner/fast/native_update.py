@@ -13,7 +13,7 @@ from asyncrl.algorithms.ppo import clip_range
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam, clip_gradient
 from asyncrl.learner.ranks import Ranks
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.native_model import NativeModel
 
@@ -46,11 +46,12 @@ class NativeUpdate:
     ) -> None:
         """Prepares for a model that `ArrayUpdate.fits` and whose parameters are `flat`."""
         self._kernels, self._optimizer, self._ranks = kernels, optimizer, ranks
-        self._gradient = flat.grad
+        self._gradient, self._num_parameters = flat.grad, model.distribution.num_parameters
         self._described = NativeModel(model)
         self._model = self._described.record
         self._adam = self._describe_optimizer(config) if type(optimizer) is FlatAdam else None
         self._scratch, self._most_samples = torch.empty(0), 0
+        self._described_batches: dict[int, tuple[Samples, native.Batch]] = {}
         self._set_config(config)
 
     @property
@@ -79,13 +80,13 @@ class NativeUpdate:
 
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes one step, or leaves it out if the loss or the gradient is not finite; see `ArrayUpdate`."""
-        num_samples = len(batch.log_prob)
+        num_samples = batch.log_prob.numel()
         metrics, log_ratio = torch.zeros(NUM_LOSS_METRICS + 1), torch.empty(num_samples)
         limit, one_rank = self._config.max_grad_norm, self._ranks.num_ranks == 1
         if num_samples == 0:
             self._gradient.zero_()
         else:
-            described = self._describe_batch(batch, num_samples)
+            described = self._described_batch(batch, num_samples)
             memory = self._scratch.data_ptr(), metrics.data_ptr(), log_ratio.data_ptr()
             if one_rank and self._adam is not None:
                 self._kernels.step(self._model, self._loss, described, self._adam, learning_rate, limit, *memory)
@@ -96,6 +97,15 @@ class NativeUpdate:
         metrics[NUM_LOSS_METRICS] = self._apply(learning_rate, limit, float(metrics[0]))
         return metrics, log_ratio
 
+    def evaluate(self, floats: Tensor) -> ForwardResult:
+        """What `ActorCritic.forward` returns for normalized observations `[B, F] float32`, without gradients."""
+        floats, num_rows = floats.contiguous(), len(floats)
+        scratch = torch.empty(self._kernels.scratch_size(self._model, native.EVALUATED_AT_ONCE))
+        parameters, value = torch.empty(num_rows, self._num_parameters), torch.empty(num_rows)
+        batch = native.Batch(num_samples=num_rows, floats_stride=floats.shape[1], floats=floats.data_ptr())
+        self._kernels.evaluate(self._model, batch, scratch.data_ptr(), parameters.data_ptr(), value.data_ptr())
+        return ForwardResult(parameters, value)
+
     def _apply(self, learning_rate: float, limit: float, loss: float) -> float:
         """Steps with the gradient, unless it or the loss is not finite; returns the gradient's norm before clipping."""
         if self._adam is not None:
@@ -104,10 +114,22 @@ class NativeUpdate:
         self._optimizer.step(learning_rate, torch.tensor(float(not math.isfinite(loss + norm))))
         return norm
 
-    def _describe_batch(self, batch: Samples, num_samples: int) -> native.Batch:
+    def _described_batch(self, batch: Samples, num_samples: int) -> native.Batch:
+        """The record of a minibatch, made once for all passes over a dataset."""
+        known = self._described_batches.get(id(batch))
+        if known is not None:
+            return known[1]
         if num_samples > self._most_samples:
             self._most_samples = num_samples
             self._scratch = torch.empty(self._kernels.scratch_size(self._model, num_samples))
+        if len(self._described_batches) >= self._config.num_batches_per_epoch:
+            self._described_batches.clear()
+        described = self._describe_batch(batch, num_samples)
+        self._described_batches[id(batch)] = batch, described  # a minibatch that is held keeps its id
+        return described
+
+    @staticmethod
+    def _describe_batch(batch: Samples, num_samples: int) -> native.Batch:
         return native.Batch(
             num_samples,
             batch.floats.stride(0),
