@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -29,7 +28,7 @@ from asyncrl.config.flags import near_hint, nearest_hint, nearest_names
 from asyncrl.config.hooks import hooks
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
-from asyncrl.envs import atari
+from asyncrl.envs import atari, mujoco
 from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker, nearest_pettingzoo_name
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, UnknownEnvironment, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
@@ -99,7 +98,7 @@ def make_env(
             if backend == "tensor" or (registered is not None and registered.entry_point is None):
                 return _make_vectorized_only(env_id, arguments, backend)
             if registered is not None and "mujoco" in str(registered.entry_point):
-                _log_mujoco_warnings_once()
+                mujoco.log_warnings_once()
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
             if (of_agents := as_agents_env(env, env_id)) is not None:
                 return of_agents
@@ -142,6 +141,8 @@ def _finished(
     env: gymnasium.Env[Any, Any], env_kwargs: Mapping[str, Any] | None, atari_preprocessing: bool, in_training: bool
 ) -> gymnasium.Env[Any, Any]:
     """The environment, or a game with the preprocessing if its frames are raw, whatever id or function has made it."""
+    if in_training:
+        mujoco.stop_timers()
     if not atari_preprocessing or not atari.has_raw_frames(env) or atari.skipping_wrapper(env) is not None:
         return env
     return atari.preprocessed(env, env_kwargs or {}, in_training)
@@ -490,18 +491,3 @@ def _without_registry_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"gymnasium\.envs\.registration")
         yield
-
-
-@functools.cache
-def _log_mujoco_warnings_once() -> None:
-    """Logs each of MuJoCo's warnings once; it prints one for each model, and writes a file in the working directory."""
-    if importlib.util.find_spec("mujoco") is None:
-        return
-    import mujoco
-
-    @functools.lru_cache(maxsize=100)
-    def show(text: str) -> None:
-        log.warning("MuJoCo: %s", text)
-
-    if mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(lambda text: show(text.partition(" Time = ")[0]))

@@ -257,6 +257,25 @@ def test_a_function_of_a_script_is_not_looked_for_elsewhere() -> None:
         make_env("__main__:make")
 
 
+def test_timers_of_mujoco_do_not_run_in_training() -> None:
+    steps = (
+        "from asyncrl.envs.factory import make_env\n"
+        "def step(in_training):\n"
+        "    env = make_env('InvertedPendulum-v5', in_training=in_training)\n"
+        "    env.reset(seed=0)\n"
+        "    env.step([0.0])\n"
+        "    return env.unwrapped.data.timer[0].duration > 0.0\n"
+        "runs = mujoco.get_mjcb_time() is not None or step(False)\n"
+        "print(runs, step(True))\n"
+    )
+    for before, expected in (
+        ("import mujoco\n", "True False"),
+        ("import mujoco, time\nmujoco.set_mjcb_time(time.perf_counter)\n", "True True"),  # the user's own clock stays
+    ):
+        ran = subprocess.run([sys.executable, "-c", before + steps], capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == expected
+
+
 def test_a_warning_of_mujoco_is_shown_once_and_leaves_no_file(tmp_path: Path) -> None:
     warns_twice = (
         "import gymnasium, mujoco\n"
