@@ -147,7 +147,8 @@ class Step(NamedTuple):
 
 def were_taken(steps: Sequence[Step]) -> Tensor:
     """Whether each step was taken, [steps] bool: those whose loss or gradient is not finite are skipped."""
-    return torch.isfinite(torch.stack([step.step_metrics for step in steps])[:, (LOSS, GRAD_NORM)]).all(1)
+    step_metrics = torch.stack([step.step_metrics for step in steps])
+    return torch.isfinite(step_metrics[:, LOSS] + step_metrics[:, GRAD_NORM])
 
 
 TakeStep = Callable[[Samples, float], tuple[Tensor, Tensor]]

@@ -27,7 +27,7 @@ class NativeUpdate:
     """Takes one optimizer step for each minibatch.
 
     Attributes:
-        config: the settings of the loss; set it to change them.
+        config: the settings of the loss; set it before each dataset.
     """
 
     @staticmethod
@@ -60,6 +60,7 @@ class NativeUpdate:
 
     @config.setter
     def config(self, config: TrainConfig) -> None:
+        self._described_batches.clear()
         if config is not self._config:
             self._set_config(config)
 
@@ -122,8 +123,6 @@ class NativeUpdate:
         if num_samples > self._most_samples:
             self._most_samples = num_samples
             self._scratch = torch.empty(self._kernels.scratch_size(self._model, num_samples))
-        if len(self._described_batches) >= self._config.num_batches_per_epoch:
-            self._described_batches.clear()
         described = self._describe_batch(batch, num_samples)
         self._described_batches[id(batch)] = batch, described  # a minibatch that is held keeps its id
         return described
