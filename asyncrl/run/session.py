@@ -440,6 +440,7 @@ class Session:
         is_untrained = (
             outcome.is_complete
             and monitor.num_updates == 0
+            and not config.debug_skip_training
             and mode_of(run.plan).is_past_warm_up(run.plan, outcome.env_steps)
         )
         if error_text is None and is_untrained:

@@ -168,6 +168,12 @@ def make_world(size):
 """
 
 
+def test_a_run_that_is_to_skip_training_completes_without_an_update(tmp_path: Path) -> None:
+    result = train(tmp_path, debug_skip_training=True, train_for_env_steps=256, **SERIAL)
+    assert (result.status, result.summary.env_steps) == ("completed", 256)
+    assert "train/loss" not in newest_scalars(result)
+
+
 def test_a_callable_of_a_module_is_known_by_its_name_to_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
