@@ -170,7 +170,7 @@ def make_world(size):
 
 def test_a_run_that_is_to_skip_training_completes_without_an_update(tmp_path: Path) -> None:
     result = train(tmp_path, debug_skip_training=True, train_for_env_steps=256, **SERIAL)
-    assert (result.status, result.summary.env_steps) == ("completed", 256)
+    assert result.status == "completed" and result.summary.env_steps >= 256
     assert "train/loss" not in newest_scalars(result)
 
 
