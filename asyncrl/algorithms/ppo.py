@@ -184,10 +184,12 @@ def exceeds_target_kl(steps: Sequence[Step], target_kl: float | None, ranks: Ran
     mean, num_samples = 0.0, 0
     if with_samples:
         sizes = [step.log_ratio.numel() for step in with_samples]
-        kls = approximate_kls(torch.cat([step.log_ratio for step in with_samples])).cpu().numpy()
-        of_steps = np.add.reduceat(kls, [0, *itertools.accumulate(sizes[:-1])]) / sizes
-        taken = of_steps[were_taken(with_samples).cpu().numpy()]
-        mean, num_samples = taken.mean() if len(taken) > 0 else 0.0, len(kls)
+        kls = approximate_kls(torch.cat([step.log_ratio for step in with_samples]))
+        numbers = torch.cat((kls, were_taken(with_samples).to(kls.dtype))).cpu().numpy()  # the host reads once
+        num_samples = len(kls)
+        of_steps = np.add.reduceat(numbers[:num_samples], [0, *itertools.accumulate(sizes[:-1])]) / sizes
+        taken = of_steps[numbers[num_samples:] > 0.0]
+        mean = float(taken.mean()) if len(taken) > 0 else 0.0
     if ranks.num_ranks > 1:
         average = torch.tensor(mean, dtype=torch.float32, device=steps[0].step_metrics.device)
         ranks.average([average], num_samples)
