@@ -56,7 +56,7 @@ def test_each_layer_overrides_the_one_below_and_is_named_as_origin(tmp_path: Pat
     loaded = load(["--env=Humanoid-v5", f"--config={file}", "--gamma=0.8"])
     assert (loaded.config.gamma, loaded.origins["gamma"]) == (0.8, "flag")
     assert (loaded.config.learning_rate, loaded.origins["learning_rate"]) == (1e-4, f"file {file}")
-    assert (loaded.config.rollout, loaded.origins["rollout"]) == (32, "preset mujoco")
+    assert (loaded.config.rollout, loaded.origins["rollout"]) == (64, "preset mujoco")
     assert (loaded.config.seed, loaded.origins["seed"]) == (0, "default")
 
 
