@@ -73,6 +73,7 @@ def _run(record: Record) -> dict[str, Any]:
         "env_steps": record.env_steps,
         "steps_per_s": round(record.steps_per_s, 1),
         "score": round(record.score, 1),
+        "deterministic_score": record.deterministic_score and round(record.deterministic_score, 1),
         "curve": [[round(seconds, 1), round(mean_return, 2)] for seconds, _, mean_return in curve],
     }
 
@@ -95,17 +96,27 @@ def table(stored: dict[str, Any]) -> str:
     for task, systems in grouped(stored).items():
         for system, own in systems.items():
             scores = f"{median(own, 'score'):.0f}, {min(run['score'] for run in own):.0f}"
+            if _has_deterministic(stored):
+                scores += f"; {median(own, 'deterministic_score'):.0f}"
             speed = f"{median(own, 'steps_per_s'):,.0f}"
             lines.append(f"| {task} | {LABELS[system]} | {scores} | {median(own, 'seconds'):.0f} | {speed} |")
     return "\n".join(["", *lines, "", _conditions(stored), ""])
 
 
+def _has_deterministic(stored: dict[str, Any]) -> bool:
+    """Whether each run has a return of deterministic actions."""
+    return all(run.get("deterministic_score") is not None for run in stored["runs"])
+
+
 def _conditions(stored: dict[str, Any]) -> str:
     counts = [len(own) for systems in grouped(stored).values() for own in systems.values()]
     seeds = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    actions = "sampled actions"
+    if _has_deterministic(stored):
+        actions += "; behind\nthe semicolon the median of deterministic actions"
     return (
         f"Two cores of {stored['processor']}, commit {stored['commit'][:8]}, {seeds} seeds, each system with its own\n"
-        "tuned settings, start-up included. Return: mean of 20 evaluation episodes of the last policy, sampled actions."
+        f"tuned settings, start-up included. Return: mean of 20 evaluation episodes of the last policy, {actions}."
     )
 
 

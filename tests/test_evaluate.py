@@ -50,8 +50,11 @@ def test_json_is_the_result_of_the_newest_checkpoint(trained, capsys):
     assert code == 0 and "\nreturn " in err
     result = json.loads(out)
     assert list(result) == [
-        "mean_reward", "std_reward", "ci95", "mean_ep_length", "episodes", "env_steps", "checkpoint",
+        "mean_reward", "std_reward", "ci95", "mean_ep_length", "episodes", "env_steps", "checkpoint", "actions",
+        "deterministic",
     ]  # fmt: skip
+    assert result["actions"] == "sampled" and result["deterministic"]["actions"] == "deterministic"
+    assert result["deterministic"]["episodes"] == 12
     assert (result["episodes"], result["env_steps"]) == (12, 200)
     assert result["checkpoint"] == str(trained.checkpoints / "checkpoint_000000000200")
     # Balancing at random lasts about 22 steps, pushing to one side always about 9.
@@ -77,12 +80,33 @@ def test_the_run_is_an_argument_and_the_kind_of_actions_is_told(trained, capsys,
     flags = ("--train_dir=.", "--episodes=1")
     code, out, err = call(capsys, *flags, "--json", "true", "run")
     assert code == 0
-    assert "\nsampled actions; --deterministic takes the deterministic ones\n" in err
+    assert [line for line in err.splitlines() if " actions" in line] == ["sampled actions", "deterministic actions"]
     assert json.loads(out)["env_steps"] == 200
     code, out, _ = call(capsys, "run/checkpoints/best", *flags, "--deterministic", "--compare=newest")
     assert code == 0
-    assert "\ndeterministic actions; without --deterministic they are sampled\n" in out
+    assert "\ndeterministic actions\n" in out and "sampled actions" not in out
     assert "run/best/checkpoint_000000000100" in out and "run/checkpoint_000000000200" in out
+
+
+@pytest.mark.parametrize(
+    ("flag", "actions"),
+    [("--deterministic", "deterministic"), ("--deterministic=False", "sampled"), ("--episodes_csv=a.csv", "sampled")],
+)
+def test_a_flag_chooses_one_kind_of_actions(trained, capsys, monkeypatch, flag, actions):
+    monkeypatch.chdir(trained.path.parent)
+    code, out, _ = call(capsys, "run", "--train_dir=.", "--episodes=6", "--json", flag)
+    result = json.loads(out)
+    assert code == 0 and result["actions"] == actions and "deterministic" not in result
+
+
+def test_both_kinds_of_actions_are_those_that_their_flags_give(trained, capsys, monkeypatch):
+    monkeypatch.chdir(trained.path.parent)
+    both, *alone = (
+        json.loads(call(capsys, "run", "--train_dir=.", "--episodes=8", "--json", *flags)[1])
+        for flags in ((), ("--deterministic=False",), ("--deterministic",))
+    )
+    assert both.pop("deterministic") == alone[1] and both == alone[0]
+    assert alone[0]["mean_reward"] > alone[1]["mean_reward"]  # equal values: the mode pushes to one side always
 
 
 @pytest.mark.parametrize(

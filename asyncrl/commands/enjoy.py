@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import NonNegativeInt, PositiveInt
 
 from asyncrl.commands.player_options import (
-    DETERMINISTIC,
     DEVICE,
     ENV,
     ENV_ARGUMENTS,
@@ -54,7 +53,7 @@ class Options(RunOptions):
     max_steps: PositiveInt | None = option(None, "end each episode after this many steps [default no limit]")
     env: str | None = ENV
     env_kwargs: EnvArguments = ENV_ARGUMENTS
-    deterministic: bool = DETERMINISTIC
+    deterministic: bool = option(False, "take the deterministic action instead of a sampled one")
     seed: NonNegativeInt = SEED
     device: str = DEVICE
 

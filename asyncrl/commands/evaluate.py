@@ -2,7 +2,8 @@
 
     asyncrl evaluate RUN --episodes=100
 
-Nothing is learned: weights and statistics are those of the checkpoint, rewards are those of the environment.
+Nothing is learned: weights and statistics are those of the checkpoint, rewards are those of the environment. The
+episodes are played with sampled and with deterministic actions, because the two returns may differ much.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import NonNegativeInt, PositiveInt
 
 from asyncrl.commands.player_options import (
-    DETERMINISTIC,
     DEVICE,
     ENV,
     ENV_ARGUMENTS,
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from asyncrl.inference.policy import Policy
 
 _MOST_NAMES = 4
-_SAMPLED = "sampled actions; --deterministic takes the deterministic ones"
-_DETERMINISTIC = "deterministic actions; without --deterministic they are sampled"
 
 
 class Options(RunOptions):
@@ -60,7 +58,11 @@ class Options(RunOptions):
     num_envs: PositiveInt = option(8, "environments that are played in parallel [default 8]")
     seed: NonNegativeInt = SEED
     device: str = DEVICE
-    deterministic: bool = DETERMINISTIC
+    deterministic: bool | None = option(
+        None,
+        "only deterministic actions; --deterministic=False: only sampled ones [default: the episodes are played with "
+        "both, but with --compare, --episodes_csv, --video, --render or --opponents with sampled ones]",
+    )
     env: str | None = ENV
     env_kwargs: EnvArguments = ENV_ARGUMENTS
     compare: str | None = option(
@@ -109,21 +111,22 @@ class _Evaluate(RunCommand[Options]):
 
     def run(self, options: Options) -> int:
         with text_beside_json(options.as_json):
-            result = self._play(options)
-            print(_DETERMINISTIC if options.deterministic else _SAMPLED)
-            print(result.to_text())
+            data = self._play(options)
         if options.as_json:
-            print(json.dumps(result.to_data()), flush=True)
+            print(json.dumps(data), flush=True)
         return 0
 
-    def _play(self, options: Options) -> Any:
+    def _play(self, options: Options) -> dict[str, Any]:
+        """Plays, prints the results, and returns them as JSON values."""
         if options.episodes_csv is not None:
             _check_can_write(options.episodes_csv)
         path = find_given_checkpoint(options.named_run, options.checkpoint, options.train_dir)
         try:
-            if (given := given_player_option(options)) is not None:
-                return load(given.evaluate)(path, options)
-            return _evaluate(path, options) if options.compare is None else _compare(path, options)
+            given = given_player_option(options)
+            if given is None and options.compare is None:
+                return _evaluate(path, options)
+            result = _compare(path, options) if given is None else load(given.evaluate)(path, options)
+            return _show(result, bool(options.deterministic))
         except EnvironmentFailed as error:
             if (finished := getattr(error, "result", None)) is not None:
                 print(f"until the environment failed: {finished.to_text()}", flush=True)
@@ -141,14 +144,28 @@ def _check_can_write(path: Path) -> None:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another --episodes_csv.") from error
 
 
-def _evaluate(path: Path, options: Options) -> EvaluationResult:
+def _show(result: Any, is_deterministic: bool) -> dict[str, Any]:
+    """Prints a result below the kind of its actions, and returns both as JSON values."""
+    kind = "deterministic" if is_deterministic else "sampled"
+    print(f"{kind} actions\n{result.to_text()}", flush=True)
+    return {**result.to_data(), "actions": kind}
+
+
+def _evaluate(path: Path, options: Options) -> dict[str, Any]:
+    """Plays with the kinds of actions that the options name, and where they name none, with both."""
     t_start = time.time()
     recorded_before = _recordings(options.video)
 
     from asyncrl.commands.playing import env_factory, load_to_play  # torch takes a second: mistakes are reported before
 
     policy = load_to_play(path, options)
-    result = _play(policy, path, options, env_factory(policy.config, options.render, options.video))
+    make = env_factory(policy.config, options.render, options.video)
+    is_deterministic = bool(options.deterministic) or not policy.is_stochastic
+    plays_once = options.episodes_csv is not None or options.video is not None or options.render
+    result = _play(policy, path, options, is_deterministic, make)
+    data = _show(result, is_deterministic)
+    if options.deterministic is None and not (is_deterministic or plays_once):
+        data["deterministic"] = _show(_play(policy, path, options, True, make), True)
     if options.video is not None:
         recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
         shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
@@ -156,7 +173,7 @@ def _evaluate(path: Path, options: Options) -> EvaluationResult:
     from asyncrl.evaluation.comparison import PlayedEpisodes
 
     _write_episodes(options, policy, t_start, [PlayedEpisodes(str(path), result)])
-    return result
+    return data
 
 
 def _compare(path: Path, options: Options) -> Comparison:
@@ -178,7 +195,7 @@ def _compare(path: Path, options: Options) -> Comparison:
     played = []
     for name, path, policy in zip(names, paths, policies, strict=True):
         started_s = time.time() - t_start
-        result = _play(policy, path, options, lambda _: make_checked_env(first.config))
+        result = _play(policy, path, options, bool(options.deterministic), lambda _: make_checked_env(first.config))
         played.append(PlayedEpisodes(name, result, started_s))
     _write_episodes(options, first, t_start, played)
     return Comparison(tuple(names), tuple(each.result for each in played))
@@ -211,7 +228,9 @@ def _name_of(path: Path) -> str:
     return str(path.resolve().relative_to(run.parent)).replace("/checkpoints/", "/", 1)
 
 
-def _play(policy: Policy, path: Path, options: Options, make: MakeEnv | None) -> EvaluationResult:
+def _play(
+    policy: Policy, path: Path, options: Options, is_deterministic: bool, make: MakeEnv | None
+) -> EvaluationResult:
     from asyncrl.evaluation.episodes import evaluate
     from asyncrl.evaluation.team import load_team
 
@@ -223,7 +242,7 @@ def _play(policy: Policy, path: Path, options: Options, make: MakeEnv | None) ->
         episodes=options.episodes,
         num_envs=1 if options.render else options.num_envs,
         seed=options.seed,
-        deterministic=options.deterministic,
+        deterministic=is_deterministic,
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
         make=make,
         others=team.others,
@@ -238,7 +257,7 @@ def _write_episodes(options: Options, policy: Policy, t_start: float, played: Se
     from asyncrl.evaluation.comparison import write_episodes
 
     try:
-        write_episodes(options.episodes_csv, policy.config.env_id, t_start, options.seed, played)
+        write_episodes(options.episodes_csv, policy.config.env_id, t_start, played)
     except OSError as error:  # the result is still printed
         print(f"warning: {options.episodes_csv} cannot be written: {error.strerror or error}", file=sys.stderr)
     else:

@@ -21,7 +21,6 @@ ENV_ARGUMENTS = option(
     "keyword arguments for the environment, as JSON, that differ from those of the run",
     'a JSON object, such as {"size": 3}',
 )
-DETERMINISTIC = option(False, "take the deterministic action instead of a sampled one")
 SEED = option(0, "seed of the episodes and of the sampled actions [default 0]")
 DEVICE = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
 

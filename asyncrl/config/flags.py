@@ -137,7 +137,7 @@ def option_flags(model: type[BaseModel], names: Iterable[str] | None = None) -> 
     """The flags of a model's fields that have a description; only those in `names`, if given."""
     fields = {field.alias or name: field for name, field in model.model_fields.items() if field.description}
     return tuple(
-        ExtraFlag(name, field.description or "", is_bool=field.annotation is bool)
+        ExtraFlag(name, field.description or "", is_bool=field.annotation in (bool, bool | None))
         for name, field in fields.items()
         if names is None or name in names
     )

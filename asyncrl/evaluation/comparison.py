@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.evaluation.episodes import EvaluationResult, episode_seed, mean_ci95
+from asyncrl.evaluation.episodes import EvaluationResult, mean_ci95
 from asyncrl.observers.writers import monitor_header
 
 
@@ -72,7 +72,7 @@ class PlayedEpisodes:
     started_s: float = 0.0
 
 
-def write_episodes(path: Path, env_id: str, t_start: float, seed: int, played: Sequence[PlayedEpisodes]) -> None:
+def write_episodes(path: Path, env_id: str, t_start: float, played: Sequence[PlayedEpisodes]) -> None:
     """Writes episodes, in the order in which they ended, to a CSV file that Stable-Baselines3's Monitor readers take.
 
     The columns are return, length, seconds since `t_start`, the seed of the environment, the policy of several, the
@@ -82,7 +82,6 @@ def write_episodes(path: Path, env_id: str, t_start: float, seed: int, played: S
         path: the file; replaced if it exists.
         env_id: the environment.
         t_start: seconds since 1970.
-        seed: seed of the evaluation.
         played: of each policy.
     """
     names: dict[str, None] = {}
@@ -98,7 +97,7 @@ def write_episodes(path: Path, env_id: str, t_start: float, seed: int, played: S
                 f"{episode_return:.6f}",
                 length,
                 f"{ended_s:.6f}",
-                result.seeds[episode] if result.seeds else episode_seed(seed, episode),
+                result.seeds[episode],
             ]
             rows.append((ended_s, [*cells, policy.name] if len(played) > 1 else cells, numbers))
     columns = ("r", "l", "t", "seed", *(("policy",) if len(played) > 1 else ()), *names)

@@ -18,6 +18,7 @@ from asyncrl.config.value_types import read_device
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, space_text, split_rows
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.distributions import Deterministic
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.processes.forks import use_one_thread_in_a_fork
 from asyncrl.processes.own_settings import own_settings, with_own_settings
@@ -62,6 +63,11 @@ class Policy:
             f"Policy({self.spec.env_id}, {self.config.algorithm.name}{steps}, "
             f"observations {space_text(self.spec.observation)}, actions {space_text(self.spec.action)})"
         )
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether sampled actions may differ from the deterministic ones."""
+        return not isinstance(self._model.distribution, Deterministic)
 
     def act(self, obs: Any, deterministic: bool = False) -> Any:
         """Chooses actions. A recurrent policy keeps its state between calls: call `reset` where an episode begins.

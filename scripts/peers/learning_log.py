@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 RECORD_EVERY_S = 1.0
@@ -71,6 +71,18 @@ def calls_per_s(call: Callable[[], object], warm_up_s: float, seconds: float) ->
     return count / elapsed_s
 
 
-def write_evaluation(path: Path, policy: str, mean_return: float) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"policy": policy, "mean_return": mean_return}) + "\n")
+def evaluate_all(results: Path, policies: Sequence[str], play: Callable[[str, bool], float]) -> None:
+    """Evaluates policies with sampled actions, the last one with deterministic ones, too, and writes a line for each.
+
+    Args:
+        results: the file, to whose end the lines go.
+        policies: their paths.
+        play: plays the policy of a path, with deterministic actions if its second argument is true, and returns the
+            mean return.
+    """
+    for number, policy in enumerate(policies, start=1):
+        line = {"policy": policy, "mean_return": play(policy, False)}
+        if number == len(policies):
+            line["deterministic_return"] = play(policy, True)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

@@ -3,8 +3,8 @@
 Usage: sample_factory_learning.py train FOLDER OPTIONS, JSON: env, env_steps, seed, limit_s, step_marks, time_marks_s,
 num_workers, num_envs_per_worker, settings (mode). Writes FOLDER/curve.jsonl, and checkpoints to FOLDER/run.
 
-Usage: sample_factory_learning.py evaluate RESULTS_FILE OPTIONS, JSON: env, seed, episodes, policies. Actions are drawn;
-statistics are the checkpoint's.
+Usage: sample_factory_learning.py evaluate RESULTS_FILE OPTIONS, JSON: env, seed, episodes, policies. Statistics are
+the checkpoint's.
 """
 
 import json
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import gymnasium
 import torch
-from learning_log import LearningLog, write_evaluation
+from learning_log import LearningLog, evaluate_all
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.algo.sampling.batched_sampling import preprocess_actions
+from sample_factory.algo.utils.action_distributions import argmax_actions
 from sample_factory.algo.utils.env_info import extract_env_info
 from sample_factory.algo.utils.make_env import make_env_func_batched
 from sample_factory.algo.utils.misc import ExperimentStatus
@@ -91,15 +92,19 @@ def train(folder: Path, options: dict) -> int:
 def evaluate(results: Path, options: dict) -> int:
     cfg = parse_mujoco_cfg([f"--env={options['env']}", "--device=cpu"])
     torch.set_num_threads(1)
-    for path in options["policies"]:
+
+    def mean_return(path: str, deterministic: bool) -> float:
         torch.manual_seed(options["seed"])
-        returns = play(cfg, torch.load(path, map_location="cpu", weights_only=False)["model"], options)
-        write_evaluation(results, path, sum(returns) / len(returns))
+        weights = torch.load(path, map_location="cpu", weights_only=False)["model"]
+        returns = play(cfg, weights, options, deterministic)
+        return sum(returns) / len(returns)
+
+    evaluate_all(results, options["policies"], mean_return)
     return 0
 
 
 @torch.no_grad()
-def play(cfg, weights: dict, options: dict) -> list[float]:
+def play(cfg, weights: dict, options: dict, deterministic: bool) -> list[float]:
     """Returns the returns of the episodes, played as in sample_factory.enjoy."""
     env = make_env_func_batched(cfg, env_config=AttrDict(worker_index=0, vector_index=0, env_id=0))
     info = extract_env_info(env, cfg)
@@ -112,7 +117,7 @@ def play(cfg, weights: dict, options: dict) -> list[float]:
     returns, current = [], 0.0
     while len(returns) < options["episodes"]:
         output = model(prepare_and_normalize_obs(model, obs), state)
-        actions = output["actions"]
+        actions = argmax_actions(model.action_distribution()) if deterministic else output["actions"]
         actions = actions.unsqueeze(-1) if actions.ndim == 1 else actions
         obs, reward, terminated, truncated, _ = env.step(preprocess_actions(info, actions))
         current += float(reward)

@@ -5,7 +5,7 @@ time_marks_s, settings (as in zoo_ppo.json; empty: the defaults; `algorithm` is 
 saved policy that training continues, for env_steps more. Writes FOLDER/curve.jsonl and FOLDER/policies/.
 
 Usage: stable_baselines3_learning.py evaluate RESULTS_FILE OPTIONS, JSON: env, seed, episodes, policies, settings.
-Actions are sampled; statistics are the saved ones.
+Statistics are the saved ones.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gymnasium
 from gymnasium import spaces
-from learning_log import LearningLog, write_evaluation
+from learning_log import LearningLog, evaluate_all
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -165,17 +165,20 @@ class DrawnActions:
 
 def evaluate(results: Path, options: dict) -> None:
     num_envs = min(NUM_EVALUATION_ENVS, options["episodes"])
-    for path in map(Path, options["policies"]):
+
+    def play(path: str, deterministic: bool) -> float:
         envs = make_envs(options["env"], options["settings"], num_envs, options["seed"], in_training=False)
-        statistics = path.with_suffix(".pkl")
+        statistics = Path(path).with_suffix(".pkl")
         if statistics.exists():
             envs = VecNormalize.load(str(statistics), envs)
             envs.training = envs.norm_reward = False
         policy = DrawnActions(algorithm_of(options["settings"]).load(path, device="cpu"), envs.num_envs)
         episodes = options["episodes"] * (envs.num_envs // num_envs)  # of each agent
-        mean_return, _ = evaluate_policy(policy, envs, episodes, deterministic=False)
-        write_evaluation(results, str(path), float(mean_return))
+        mean_return, _ = evaluate_policy(policy, envs, episodes, deterministic=deterministic)
         envs.close()
+        return float(mean_return)
+
+    evaluate_all(results, options["policies"], play)
 
 
 def main() -> int:

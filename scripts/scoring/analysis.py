@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,13 +136,18 @@ def best_ratio(times: dict[str, Time], system: str, peers: Sequence[str]) -> flo
 
 
 def outcome(tasks: Sequence[Task], system: str, results: dict[str, Sequence[Record]]) -> dict[str, dict[str, Any]]:
-    """Returns the numbers that the gate compares, by task: its steps, the final score of each seed, the median."""
+    """Returns the numbers that the gate compares, by task: its steps, the final scores of each seed, the median."""
     return {
         task.env: {
             "system": system,
             "env_steps": task.env_steps,
             "scores": {str(record.seed): round(record.score, 3) for record in results[task.env]},
             "median": round(median_score(results[task.env]), 3),
+            "deterministic_scores": {
+                str(record.seed): round(record.deterministic_score, 3)
+                for record in results[task.env]
+                if record.deterministic_score is not None
+            },
         }
         for task in tasks
         if results.get(task.env)
@@ -152,7 +157,8 @@ def outcome(tasks: Sequence[Task], system: str, results: dict[str, Sequence[Reco
 def regressions(tasks: Sequence[Task], stored: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
     """Returns a sentence for each task that is worse than its stored outcome, or that cannot be compared.
 
-    A task is worse if its mean is below `GATE_SHARE` of the stored one and chance is an unlikely cause (`GATE_CHANCE`).
+    Sampled and deterministic actions are compared, the latter where the stored outcome has them. A task is worse if a
+    mean is below `GATE_SHARE` of the stored one and chance is an unlikely cause (`GATE_CHANCE`).
     Scores are normalized first, because a share of a negative return has no meaning. A stored mean that is no better
     than random actions always passes.
     """
@@ -169,21 +175,27 @@ def regressions(tasks: Sequence[Task], stored: dict[str, dict[str, Any]], now: d
                 f"{after['env_steps']:,}: store a new outcome."
             )
             continue
-        old, new = list(before["scores"].values()), list(after["scores"].values())
-        if min(len(old), len(new)) < GATE_SEEDS:
-            counts = f"the stored outcome has {len(old)} seeds and these results have {len(new)}"
-            found.append(f"{task.env}: {counts}, too few to tell a loss from chance: at least {GATE_SEEDS} are needed.")
-            continue
-        share = task.normalized(statistics.fmean(old))
-        needed, mean = task.denormalized(GATE_SHARE * share), statistics.fmean(new)
-        chance = chance_of_loss(old, new)
-        if share > 0.0 and mean < needed and chance < GATE_CHANCE:
-            found.append(
-                f"{task.env}: the mean score fell to {mean:.1f} (seeds: {_seeds(after)}) from "
-                f"{statistics.fmean(old):.1f} (seeds: {_seeds(before)}); by chance this happens in "
-                f"{100.0 * chance:.1f} % of cases."
-            )
+        for kind, actions in (("scores", "sampled"), ("deterministic_scores", "deterministic")):
+            if before.get(kind):
+                found += _loss(task, actions, list(before[kind].values()), list(after[kind].values()))
     return found
+
+
+def _loss(task: Task, actions: str, old: Sequence[float], new: Sequence[float]) -> Iterator[str]:
+    """A sentence if these scores are worse than the stored ones, or too few."""
+    if min(len(old), len(new)) < GATE_SEEDS:
+        counts = f"the stored outcome has {len(old)} seeds and these results have {len(new)}"
+        yield f"{task.env}: {counts}, too few to tell a loss from chance: at least {GATE_SEEDS} are needed."
+        return
+    share = task.normalized(statistics.fmean(old))
+    needed, mean = task.denormalized(GATE_SHARE * share), statistics.fmean(new)
+    chance = chance_of_loss(old, new)
+    if share > 0.0 and mean < needed and chance < GATE_CHANCE:
+        yield (
+            f"{task.env}: with {actions} actions the mean score fell to {mean:.1f} (seeds: {_listed(new)}) from "
+            f"{statistics.fmean(old):.1f} (seeds: {_listed(old)}); by chance this happens in {100.0 * chance:.1f} % of "
+            "cases."
+        )
 
 
 def chance_of_loss(before: Sequence[float], after: Sequence[float]) -> float:
@@ -199,8 +211,8 @@ def chance_of_loss(before: Sequence[float], after: Sequence[float]) -> float:
     return (1 + int(at_most)) / (1 + _PERMUTATIONS)
 
 
-def _seeds(entry: dict[str, Any]) -> str:
-    return ", ".join(f"{score:.1f}" for score in entry["scores"].values())
+def _listed(scores: Sequence[float]) -> str:
+    return ", ".join(f"{score:.1f}" for score in scores)
 
 
 def interquartile_mean(values: Sequence[float]) -> float:

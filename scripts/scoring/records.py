@@ -29,7 +29,7 @@ class Snapshot:
         seconds: time from the command until the policy was saved.
         env_steps: environment steps of its training.
         marks: its marks, such as `30 s`, `25 %` and `end`.
-        mean_return: mean return of the evaluation episodes.
+        mean_return: mean return of the evaluation episodes, with sampled actions.
     """
 
     seconds: float
@@ -55,6 +55,8 @@ class Record:
         curve: mean return of the last 100 training episodes; seconds count from the command.
         snapshots: evaluated policies in the order of their steps; the last one is the final policy.
         environment: versions and machine, from `asyncrl.storage.provenance.describe`.
+        deterministic_score: mean return of the final policy's deterministic actions; None in results from before it was
+            measured.
     """
 
     task: str
@@ -69,9 +71,11 @@ class Record:
     curve: tuple[Point, ...]
     snapshots: tuple[Snapshot, ...]
     environment: dict[str, Any]
+    deterministic_score: float | None = None
 
     @property
     def score(self) -> float:
+        """Mean return of the final policy's sampled actions."""
         return self.snapshots[-1].mean_return
 
     @property

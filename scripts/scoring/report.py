@@ -99,7 +99,8 @@ def to_markdown(results: Results) -> str:
     sections = [
         _heading(results),
         _systems(results),
-        _final_scores(results),
+        _final_scores(results, "Final scores", lambda record: record.score),
+        _final_scores(results, "Final scores with deterministic actions", lambda record: record.deterministic_score),
         _aggregate(results),
         _targets(results),
         _times(results, "training return", training_time),
@@ -144,6 +145,7 @@ def _summary(task: Task, system: System, records: Sequence[Record]) -> dict[str,
         "scores": {str(record.seed): record.score for record in records},
         "median": median_score(records),
         "worst": min(record.score for record in records),
+        "deterministic_scores": {str(record.seed): record.deterministic_score for record in records},
         "startup_s": [record.startup_s for record in records],
         "seconds": [record.seconds for record in records],
         "env_steps": [record.env_steps for record in records],
@@ -171,12 +173,12 @@ def _heading(results: Results) -> str:
         + ", ".join(f"{name} {version}" for name, version in packages.items())
         + ".",
         f"`python {' '.join(provenance['command'])}`",
-        f"{seeds}. A score is the mean return of {results.episodes} episodes of a fixed policy with "
-        "sampled actions and frozen statistics, played after training had ended. The training return is the mean of "
-        "the last 100 training episodes; early in a run it is of fewer, and short episodes end first. Seconds count "
-        "from the command, start-up included, unless something else is said. Times are lower medians over seeds, with "
-        f"`{UNKNOWN}` where fewer than half of them reached the return; in brackets how many did, where not all. A run "
-        f"ends after {results.limit_s:g} s of training if its steps are not done by then.",
+        f"{seeds}. A score is the mean return of {results.episodes} episodes of a fixed policy with sampled actions, "
+        "where nothing else is said, and frozen statistics, played after training had ended. The training return is "
+        "the mean of the last 100 training episodes; early in a run it is of fewer, and short episodes end first. "
+        "Seconds count from the command, start-up included, unless something else is said. Times are lower medians "
+        f"over seeds, with `{UNKNOWN}` where fewer than half of them reached the return; in brackets how many did, "
+        f"where not all. A run ends after {results.limit_s:g} s of training if its steps are not done by then.",
     ]
     others = {record.environment["git_commit"] for records in results.records.values() for record in records}
     if len(others) > 1:
@@ -194,19 +196,17 @@ def _systems(results: Results) -> str:
     return section("Systems", "", ["system", "setting", "environments in other versions", "packages"], rows)
 
 
-def _final_scores(results: Results) -> str:
+def _final_scores(results: Results, title: str, score_of: Callable[[Record], float | None]) -> str:
     def cell(records: Sequence[Record]) -> str:
-        if not records:
-            return UNKNOWN
-        seeds = ", ".join(rounded(record.score) for record in records)
-        return f"{rounded(median_score(records))} ({seeds})"
+        scores = [score for record in records if (score := score_of(record)) is not None]
+        return f"{rounded(statistics.median(scores))} ({', '.join(map(rounded, scores))})" if scores else UNKNOWN
 
     rows = [
         [task.env, f"{task.env_steps:,}", *(cell(results.of(task, system)) for system in results.systems)]
         for task in results.tasks
     ]
     note = "Median of the final scores, in brackets each seed."
-    return section("Final scores", note, ["task", "steps", *_labels(results)], rows)
+    return section(title, note, ["task", "steps", *_labels(results)], rows)
 
 
 def _aggregate(results: Results) -> str:

@@ -49,7 +49,7 @@ def run(system: System, job: Job, episodes: int) -> Record:
     if not saved:
         raise TaskFailed("the run saved no policy")
     chosen = choose(saved, launched_at + startup_s, job.task.env_steps)
-    scores = _evaluate(system, job, env, episodes, [policy.path for policy, _ in chosen])
+    evaluated = _evaluate(system, job, env, episodes, [policy.path for policy, _ in chosen])
     last = saved[-1]
     return Record(
         task=job.task.env,
@@ -63,21 +63,28 @@ def run(system: System, job: Job, episodes: int) -> Record:
         env_steps=last.env_steps,
         curve=tuple((round(seconds, 2), steps, round(value, 3)) for seconds, steps, value in curve),
         snapshots=tuple(
-            Snapshot(round(policy.saved_at - launched_at, 2), policy.env_steps, tuple(marks), scores[str(policy.path)])
+            Snapshot(
+                round(policy.saved_at - launched_at, 2),
+                policy.env_steps,
+                tuple(marks),
+                float(evaluated[str(policy.path)]["mean_return"]),
+            )
             for policy, marks in chosen
         ),
         environment=describe("cpu"),
+        deterministic_score=float(evaluated[str(last.path)]["deterministic_return"]),
     )
 
 
-def _evaluate(system: System, job: Job, env: str, episodes: int, policies: list[Path]) -> dict[str, float]:
+def _evaluate(system: System, job: Job, env: str, episodes: int, policies: list[Path]) -> dict[str, dict[str, Any]]:
+    """The lines of the policies' evaluations, by path."""
     results = _beside(job, "evaluation.jsonl")
     results.unlink(missing_ok=True)
     options = {"env": env, "seed": job.seed, "episodes": episodes, "policies": [str(path) for path in policies],
                "settings": system.settings(job.task)}  # fmt: skip
     command = [*system.evaluation_command(job), str(results), json.dumps(options)]
     run_watched(command, _beside(job, "evaluation.log"), _EVALUATION_S)
-    return {entry["policy"]: float(entry["mean_return"]) for entry in read_json_lines(results)}
+    return {entry["policy"]: entry for entry in read_json_lines(results)}
 
 
 def _beside(job: Job, ending: str) -> Path:

@@ -117,7 +117,8 @@ class System(ABC):
         """Returns the command that evaluates policies, without its last two arguments.
 
         These are the file of the results and JSON: env, seed, episodes, policies (paths). The command writes a line
-        for each policy to the file, {"policy": ..., "mean_return": ...}.
+        for each policy to the file, {"policy": ..., "mean_return": ...}, with sampled actions; the last line has
+        "deterministic_return", too.
         """
 
 

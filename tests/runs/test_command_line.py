@@ -43,6 +43,7 @@ METRIC_NAMES = {
 CENTRAL_METRIC_NAMES = {"perf/inference_busy", "perf/inference_batch_size"}
 EVALUATION_NAMES = {
     *("mean_reward", "std_reward", "ci95", "mean_ep_length", "episodes", "env_steps", "checkpoint"),
+    *("actions", "deterministic"),
 }
 
 

@@ -68,6 +68,7 @@ def record(
         curve=curve,
         snapshots=tuple(Snapshot(*point[:2], mark, point[2]) for point, mark in zip(curve, marks, strict=True)),  # type: ignore[arg-type]
         environment={"git_commit": "abc"},
+        deterministic_score=score,
     )
     return dataclasses.replace(found, **changes)
 
@@ -212,6 +213,16 @@ def test_the_report_shows_scores_times_and_what_is_missing() -> None:
     assert "* Hill-v0, Stable-Baselines3, default: 2 of 3 seeds have a result." in text
 
 
+def test_scores_of_deterministic_actions_are_their_own() -> None:
+    records = {(TASK.env, "asyncrl"): [record(80, deterministic_score=90.0), record(60, 1, deterministic_score=None)]}
+    text = report.to_markdown(all_results(records=records))
+    assert rows_of(text, "Final scores")[0] == ["Hill-v0", "1,000", "70 (80, 60)", "-"]
+    assert rows_of(text, "Final scores with deterministic actions")[0] == ["Hill-v0", "1,000", "90 (90)", "-"]
+    assert outcome([TASK], "asyncrl", {TASK.env: records[TASK.env, "asyncrl"]})[TASK.env]["deterministic_scores"] == {
+        "0": 90
+    }
+
+
 def test_the_report_can_be_made_of_nothing() -> None:
     text = report.to_markdown(all_results(records={}))
     assert "On no task do all systems have results." in text
@@ -243,7 +254,7 @@ def less(by: float, *scores: float) -> tuple[float, ...]:
 
 CLOSE = tuple(20.0 + 0.1 * idx for idx in range(6))
 WIDE = (-80.0, 90.0, 95.0, -70.0, 85.0, 0.0)
-FELL = "Hill-v0: the mean score fell to 0.0 (seeds: 0.0, -10.0, 10.0, 0.0, -5.0, 5.0) from 20.0"
+FELL = "Hill-v0: with sampled actions the mean score fell to 0.0 (seeds: 0.0, -10.0, 10.0, 0.0, -5.0, 5.0) from 20.0"
 TOO_FEW = "the stored outcome has 3 seeds and these results have 6, too few to tell a loss from chance"
 
 
@@ -265,8 +276,17 @@ def test_the_gate_fails_where_seeds_fell_by_more_than_chance_explains(
 ) -> None:
     assert (GATE_SHARE, GATE_CHANCE) == (0.9, 0.02)
     found = regressions([TASK], stored(*before), stored(*after))
-    assert len(found) == (said is not None)
+    assert len(found) == (0 if said is None else 2)  # with sampled and with deterministic actions
     assert said is None or said in found[0]
+
+
+def test_the_gate_compares_deterministic_actions_where_both_outcomes_have_them() -> None:
+    before, after = stored(*BEFORE), stored(*BEFORE)
+    after[TASK.env]["deterministic_scores"] = {str(seed): score - 20 for seed, score in enumerate(BEFORE)}
+    found = regressions([TASK], before, after)
+    assert len(found) == 1 and "with deterministic actions the mean score fell to 0.0" in found[0]
+    del before[TASK.env]["deterministic_scores"]
+    assert regressions([TASK], before, after) == []
 
 
 def test_the_chance_of_a_loss_is_that_of_all_ways_to_deal_the_scores() -> None:
@@ -390,7 +410,7 @@ def test_an_outcome_is_stored_compared_with_and_missed(
     kept.write_text(json.dumps(better))
     capsys.readouterr()
     assert command(monkeypatch, *flags, f"--compare_to={kept}", f"--outcome={kept}") == 1
-    assert "CartPole-v1: the mean score fell to 60.0" in capsys.readouterr().out
+    assert "CartPole-v1: with sampled actions the mean score fell to 60.0" in capsys.readouterr().out
     assert json.loads(kept.read_text()) == better, "a worse outcome does not replace the stored one"
 
 

@@ -100,7 +100,7 @@ class Workshop:
     def _evaluate(self, folder: RunFolder) -> float:
         log = self._log(f"{folder.path.name}_evaluation")
         with log.open("wb") as errors:
-            done = evaluate_run(folder.path, f"--episodes={self.episodes}", stderr=errors)
+            done = evaluate_run(folder.path, f"--episodes={self.episodes}", "--deterministic=False", stderr=errors)
         if done.returncode != 0:
             raise TaskFailed(ending("evaluation", done.returncode, log))
         return float(json.loads(done.stdout.decode().splitlines()[-1])["mean_reward"])

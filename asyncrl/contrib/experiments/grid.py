@@ -46,8 +46,11 @@ class Evaluation:
     @property
     def flags(self) -> tuple[str, ...]:
         """Flags of `asyncrl evaluate`."""
-        more = ("--deterministic",) if self.deterministic else ()
-        return (f"--episodes={self.episodes}", f"--checkpoint={self.checkpoint}", *more)
+        return (
+            f"--episodes={self.episodes}",
+            f"--checkpoint={self.checkpoint}",
+            f"--deterministic={self.deterministic}",
+        )
 
 
 @dataclass(frozen=True)

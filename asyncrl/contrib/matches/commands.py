@@ -56,7 +56,7 @@ def evaluate(checkpoint: Path, options: Options) -> _Matches:
             episodes=options.episodes,
             num_envs=1 if options.render else options.num_envs,
             seed=options.seed,
-            deterministic=options.deterministic,
+            deterministic=bool(options.deterministic),
             make_envs=lambda match: env_factory(
                 policy.config, options.render, options.video, f"{as_folder_name(match)}-"
             ),

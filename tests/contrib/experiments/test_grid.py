@@ -45,7 +45,7 @@ def test_a_grid_is_every_combination_with_every_seed_and_seeds_come_last(tmp_pat
     ]
     assert grid.train_dir == Path("runs/compare")
     assert grid.evaluation is not None
-    assert grid.evaluation.flags == ("--episodes=7", "--checkpoint=newest", "--deterministic")
+    assert grid.evaluation.flags == ("--episodes=7", "--checkpoint=newest", "--deterministic=True")
     config = load(grid.runs[1].flags).config
     assert (config.learning_rate, config.encoder_mlp_layers, config.seed) == (0.00012345678, [32, 32], 3)
 
