@@ -48,6 +48,7 @@ from asyncrl.learner.update_runner import in_graphs, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
+from asyncrl.models.native_model import NativeModel
 from asyncrl.observers.reports import TrainMetrics
 from asyncrl.processes.seeding import Stream, derive_seed, rank_seed
 
@@ -248,7 +249,7 @@ class OnPolicyLearner:
             return GraphedStep(autograd, self.device, ranks.num_ranks)
         if ArrayUpdate.fits(self.model, config, self.device):
             kernels = NativeUpdate.kernels_for(config)
-            if kernels is not None:
+            if kernels is not None and NativeModel.fits(self.model):
                 step = NativeUpdate(kernels, self.model, self._flat, self._optimizer, ranks, config)
                 outputs.evaluate = step.evaluate
                 return step

@@ -21,7 +21,10 @@ class NativeModel:
     @staticmethod
     def fits(model: ActorCritic) -> bool:
         """Whether the native core knows the networks and the distribution."""
-        return model.has_passes and type(model.distribution) in (DiagonalGaussian, Categorical)
+        if not model.has_passes or type(model.distribution) not in (DiagonalGaussian, Categorical):
+            return False
+        perceptrons = (encoder.perceptron for encoder in (model.actor, model.critic) if encoder is not None)
+        return all(found is not None and len(found[1]) <= native.MOST_LAYERS for found in perceptrons)
 
     def __init__(self, model: ActorCritic) -> None:
         """Describes a model that fits and whose parameters are flat (`FlatParameters`), perhaps without gradients."""

@@ -40,7 +40,7 @@ class Encoder(ctypes.Structure):
     ]
 
 
-EVALUATED_AT_ONCE = 64
+EVALUATED_AT_ONCE, MOST_LAYERS = 64, 16
 ACTIVATIONS = ("tanh", "relu", "elu")
 DISTRIBUTIONS = ("gaussian", "categorical")
 ALGORITHMS = ("ppo", "a2c")

@@ -20,6 +20,7 @@ typedef struct {
     int64_t num_layers, first_column, num_inputs;
 } Encoder;
 
+enum { MOST_LAYERS = 16 }; /* of an encoder */
 enum { EVALUATED_AT_ONCE = 64 }; /* samples; their features stay in the cache */
 enum { TANH, RELU, ELU };
 enum { GAUSSIAN, CATEGORICAL };

@@ -16,7 +16,6 @@
 #include <string.h>
 
 #define HALF_LOG_TWO_PI 0.91893853320467274f
-#define MAX_LAYERS 16
 
 INLINE float sum_of(vec v) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
@@ -283,11 +282,11 @@ static void layer_backward(const Layer *layer, const float *gradient, int64_t B,
     product(a, b, B, I, O, inputs_gradient, panel);
 }
 
-/* The features of each layer, `features[0]` the inputs with the distance of their rows. */
+/* The inputs with the distance of their rows, and the features of each layer. */
 typedef struct {
     const float *inputs;
     int64_t stride;
-    float *features[MAX_LAYERS + 1];
+    float *features[MOST_LAYERS];
 } Pass;
 
 static int64_t widest(const Encoder *encoder) {
@@ -415,21 +414,23 @@ static void gaussian_backward(const Model *model, const Loss *loss, const Batch 
     for (int64_t i = 0; model->log_std && i < A; i++) model->log_std_gradient[i] = (float)own_gradient[i];
 }
 
-static int is_forbidden(const Model *model, const float *floats, int64_t choice) {
-    if (model->mask_column < 0 || floats[model->mask_column + choice] != 0.0f) return 0;
+/* The mask of a row's choices; NULL if all are allowed, as without a mask or with one that forbids every choice. */
+static const float *mask_of(const Model *model, const float *floats) {
+    if (model->mask_column < 0) return NULL;
+    const float *mask = floats + model->mask_column;
     for (int64_t i = 0; i < model->num_actions; i++)
-        if (floats[model->mask_column + i] != 0.0f) return 1;
-    return 0; /* a mask that forbids every choice counts for nothing */
+        if (mask[i] != 0.0f) return mask;
+    return NULL;
 }
 
 /* Turns outputs into normalized logits. */
 static void normalize_logits(const Model *model, const Batch *batch, float *outputs) {
     int64_t A = model->num_actions;
     for (int64_t row = 0; row < batch->num_samples; row++, outputs += A) {
-        const float *floats = batch->floats + row * batch->floats_stride;
+        const float *mask = mask_of(model, batch->floats + row * batch->floats_stride);
         float largest = -INFINITY, sum = 0.0f;
         for (int64_t i = 0; i < A; i++) {
-            if (is_forbidden(model, floats, i)) outputs[i] = model->forbidden_logit;
+            if (mask && mask[i] == 0.0f) outputs[i] = model->forbidden_logit;
             largest = maximum(largest, outputs[i]);
         }
         for (int64_t i = 0; i < A; i++) outputs[i] -= largest, sum += expf(outputs[i]);
@@ -451,7 +452,7 @@ static void categorical_backward(const Model *model, const Loss *loss, const Bat
     const float *old = batch->action_parameters;
     float entropy_share = -loss->entropy_coeff / (float)batch->num_samples, kl_share = loss->kl_coeff / (float)batch->num_samples;
     for (int64_t row = 0; row < batch->num_samples; row++, outputs += A, old += batch->parameters_stride) {
-        const float *floats = batch->floats + row * batch->floats_stride;
+        const float *mask = mask_of(model, batch->floats + row * batch->floats_stride);
         float probability[A], row_entropy = 0.0f, row_kl = 0.0f;
         for (int64_t i = 0; i < A; i++) probability[i] = expf(outputs[i]), row_entropy -= probability[i] * outputs[i];
         for (int64_t i = 0; i < A; i++) {
@@ -463,7 +464,7 @@ static void categorical_backward(const Model *model, const Loss *loss, const Bat
                 row_kl += reference * (old[i] - outputs[i]);
                 if (loss->kl_coeff != 0.0f) gradient += (probability[i] - reference) * kl_share;
             }
-            outputs[i] = is_forbidden(model, floats, i) ? 0.0f : gradient;
+            outputs[i] = mask && mask[i] == 0.0f ? 0.0f : gradient;
         }
         *entropy += row_entropy, *kl += row_kl;
     }

@@ -62,6 +62,7 @@ def suits_native_core(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) ->
     """Whether the native core, if it is built, trains the networks, or at least acts with them."""
     is_perceptron = not config.use_rnn and not any(kind.observation.has_images for kind in spec.kinds)
     is_known = is_perceptron and knows_networks(config) and not config.squashes
+    is_known &= len(config.encoder_mlp_layers) <= native.MOST_LAYERS
     return is_known and not config.is_off_policy and plan.device == "cpu"
 
 

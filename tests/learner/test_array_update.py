@@ -137,6 +137,16 @@ def collect(learner: OnPolicyLearner, seed: int, distance: float = 0.1) -> Datas
     )
 
 
+def test_deeper_networks_than_the_native_core_knows_are_trained_in_numpy(updates_in: type[Any]) -> None:
+    for depth, kind in ((native.MOST_LAYERS, updates_in), (native.MOST_LAYERS + 1, ArrayUpdate)):
+        arrays, autograd = both_for(SPECS["continuous"], encoder_mlp_layers=[4] * depth)
+        assert type(arrays._step) is kind
+        dataset = collect(arrays, seed=depth)
+        for learner in (arrays, autograd):
+            train_on(learner, dataset)
+        torch.testing.assert_close(arrays.publication(), autograd.publication(), rtol=1e-3, atol=1e-5)
+
+
 def prepare_same(arrays: OnPolicyLearner, autograd: OnPolicyLearner, seed: int = 0, distance: float = 0.1) -> Samples:
     """The samples of one dataset, whose statistics both learners have taken in."""
     dataset = collect(autograd, seed, distance)
