@@ -273,7 +273,7 @@ def advantage_sums(advantages: Tensor, num_parts: int, is_sample: Tensor | None 
 
 def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
     """Advantages `[N]` or `[N, L]` with mean 0 and standard deviation 1 in each part; `sums` as of `advantage_sums`."""
-    mean, mean_square = (sums[:, 1:] / sums[:, :1]).unbind(1)
+    mean, mean_square = (sums[:, 1:] / sums[:, :1].clamp(min=1.0)).unbind(1)
     std = torch.addcmul(mean_square, mean, mean, value=-1.0).clamp_(min=0.0).sqrt_()
     scale = torch.add(std, mean_square.sqrt(), alpha=_RELATIVE_EPS).add_(_TINY)
     parts = _equal_parts(advantages, len(sums))

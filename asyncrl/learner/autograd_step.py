@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -124,7 +125,9 @@ class AutogradStep:
         self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
         num_samples = rows.log_prob.shape[0]
         if num_samples == 0:
-            step_metrics, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), rows.log_prob
+            # Sequences of which no row is a sample: no step, unless other ranks have samples.
+            unknown = 0.0 if self._ranks.num_ranks > 1 else math.nan
+            step_metrics, log_ratio = parameters.new_full((NUM_LOSS_METRICS,), unknown), rows.log_prob
         else:
             distribution = self._outputs.model.distribution
             *metrics, log_ratio = self._loss(parameters, values, rows, distribution, self.config)

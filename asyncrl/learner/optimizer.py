@@ -119,7 +119,7 @@ class LearningRate:
     def after_epoch(self, kls: list[Tensor]) -> None:
         """Adapts the rate to the mean KL divergence of an epoch's minibatches."""
         if self._config.lr_schedule == "kl_adaptive_epoch":
-            self._adapt(torch.stack(kls).mean())
+            self._adapt(torch.stack(kls).nanmean())  # minibatches without samples have none
 
     def _adapt(self, kl: Tensor) -> None:
         divergence, target = float(kl), self._config.lr_schedule_kl_threshold

@@ -695,6 +695,23 @@ def test_a_step_on_sequences_reads_no_row_that_is_not_a_sample() -> None:
     assert len(log_ratios[0]) == int(samples.valid.sum())
 
 
+@pytest.mark.parametrize("schedule", ["kl_adaptive_minibatch", "kl_adaptive_epoch"])
+def test_a_minibatch_of_sequences_without_a_sample_changes_nothing(schedule: str) -> None:
+    memory = {"use_rnn": True, "rnn_size": 8, "rollout": 8, "shuffle_minibatches": False, "lr_schedule": schedule}
+    (learner, actor), (expected, _) = make(BOX, **memory), make(BOX, **memory, num_batches_per_epoch=1)
+    expected.load_state_dict(learner.state_dict())
+    expected.publication()
+    for _ in range(2):
+        dataset = actor.collect(actor.receive(learner))
+        dataset.valid[:, 8:] = False  # the columns of the second of two minibatches
+        metrics = train_on(learner, dataset)
+        alone = train_on(expected, Dataset(**{name: field[:, :8] for name, field in dataset.tensors().items()}))
+        assert metrics.value_loss == pytest.approx(alone.value_loss) and learner.skipped_steps == 0
+        expected.policy_version = learner.policy_version
+        torch.testing.assert_close(learner.publication(), expected.publication())
+    assert learner._learning_rate.value == expected._learning_rate.value
+
+
 def first_choice(obs: Tensor, action: Tensor) -> Tensor:
     """Reward 1 for choice 1 where the first number is positive, and for choice 0 elsewhere."""
     return (action == (obs[..., 0] > 0.0)).float()
