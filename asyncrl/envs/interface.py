@@ -267,7 +267,7 @@ def try_out(
         look(observation, info, 0)
     started = time.monotonic()
     for _ in range(_STEPS):
-        action = allowed_action(inner, observation)
+        action = allowed_action((inner.observation_space, inner.action_space), observation)
         if action is None:
             return
         enter("step()")
@@ -308,7 +308,7 @@ def _try_out_agents(
                 look(obs, infos.get(env.agents[agent]), agent)
         # Environments that are lists get an action of each agent, also of those that do not move.
         actions = [
-            _allowed_action(spaces, obs) if moves or obs is not None else None
+            allowed_action(spaces, obs) if moves or obs is not None else None
             for spaces, obs, moves in zip(env.spaces, state.obs, state.moves, strict=True)
         ]
         if time.monotonic() - started > _STEPPING_S or any(
@@ -346,15 +346,19 @@ def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str] | None:
     return [text for text in dict.fromkeys(plain) if not any(part in text for part in _HANDLED)]
 
 
-def allowed_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
-    """A random action that the mask in the observation allows; None if the space cannot sample with a mask."""
-    return _allowed_action((env.observation_space, env.action_space), observation)
+def allowed_action(spaces: tuple[Any, Any], observation: Any) -> Any:
+    """A random action that the mask in the observation allows; None if the space cannot sample with a mask.
 
-
-def _allowed_action(spaces: tuple[Any, Any], observation: Any) -> Any:
+    Args:
+        spaces: of observations and of actions.
+        observation: one of the first space.
+    """
     observation_space, space = spaces
     if not has_action_mask(observation_space):
         return space.sample()
+    mask = np.asarray(observation[ACTION_MASK], dtype=np.int8).reshape(-1)
     if isinstance(space, gymnasium.spaces.Discrete):
-        return space.sample(mask=np.asarray(observation[ACTION_MASK], dtype=np.int8).reshape(-1))
+        return space.sample(mask=mask)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return space.sample(mask=tuple(np.split(mask, np.cumsum(space.nvec)[:-1])))
     return None

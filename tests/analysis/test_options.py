@@ -85,6 +85,13 @@ def test_a_trained_run_brings_its_settings(tmp_path):
         read_options(["--output=out", f"--from_run={tmp_path}", "--train_for_env_steps=100"])
 
 
+def test_a_serial_run_is_not_compared(tmp_path):
+    (tmp_path / "serial.yaml").write_text("env: CartPole-v1\nserial_mode: true\nasync_rl: false\n")
+    options = read_options(["--output=out", f"--config={tmp_path}/serial.yaml", "--modes=sync"])
+    with pytest.raises(UsageError, match="a serial run has no roles to compare"):
+        session.prepare(options)
+
+
 def test_without_an_output_each_environment_has_a_folder(monkeypatch, capsys):
     monkeypatch.setattr(session, "run", lambda benchmark, say: True)
     assert benchmark.main(["--env=CartPole-v1", "--modes=async", "--seeds=1", "--num_workers=1,2"]) == 0

@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation, record
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.factory import make_env
+from asyncrl.envs.factory import make_env, make_run_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.storage import checkpoint
@@ -63,6 +63,27 @@ def test_processes_step_at_random_and_from_a_recording(recording):
     replayed = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, recording=recording[1])
     vectorized = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, is_vectorized=True)
     assert min(at_random, replayed, vectorized) > 0
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("space_envs:MaskedChoice-v0", {}),  # each of them raises after a forbidden action
+        ("space_envs:Masked-v0", {}),
+        ("agent_envs:masked", {}),
+        ("tensor_envs:make_masked", {"env_kwargs": {"autoreset_mode": "NextStep"}, "env_backend": "tensor"}),
+    ],
+)
+def test_random_actions_are_those_that_the_masks_allow(env, settings):
+    player = _Player(TrainConfig(env=env, **settings), 0, NUM_ENVS, None, is_vectorized=bool(settings))
+    assert sum(1 for _ in itertools.islice(player.steps(), 300)) == 300
+
+
+def test_an_agent_gets_random_actions_of_its_own_space():
+    config = TrainConfig(env="agent_envs:mixed_actions")
+    env = make_run_env(config)
+    for actions in itertools.islice(_Player(config, 0, 1, None)._actions(env), 20):
+        assert [space.contains(action) for (_, space), action in zip(env.spaces, actions, strict=True)] == [True] * 3
 
 
 @pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])

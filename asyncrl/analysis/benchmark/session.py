@@ -95,6 +95,11 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     for flags, mode in itertools.product(itertools.product(*choices), options.compared_modes):
         checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags), most_ranks)
         plan = checked.plan
+        if plan.serial_mode and not plan.steps_tensors:
+            raise UsageError(
+                "The settings choose serial_mode, in the preset, in --config or in the run of --from_run, and a serial "
+                "run has no roles to compare."
+            )
         if (plan.hogwild is not None) != (mode == "hogwild"):
             raise UsageError(
                 f"--modes={mode} does not fit the settings, which choose another backend: give --modes=hogwild."
@@ -216,6 +221,7 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
             "--learning_rate=0",
             "--lr_schedule=constant",
             *("--eval_every_env_steps=none", "--video_every_env_steps=none", "--save_best_metric=auto"),
+            *("--track=[]", "--callbacks=[]"),
             f"--train_for_env_steps={_ENDLESS_STEPS}",
             f"--train_for_seconds={options.warm_up_s + options.measure_s + _START_ALLOWANCE_S:g}",
             *common,

@@ -1,8 +1,8 @@
 """How fast the environments are without a policy: every throughput is compared with this speed.
 
 It has the same processes and environments as a run, vectorized if the run's are, and no shared memory. Actions are
-random and drawn beforehand, or recorded from a trained policy with the seeds of its episodes, because the physics of a
-body that walks cost more than those of a body that falls.
+random, and drawn beforehand where no mask in the observation limits them, or recorded from a trained policy with the
+seeds of its episodes, because the physics of a body that walks cost more than those of a body that falls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -25,7 +25,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import ENVIRONMENT_EXCEPTIONS, EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
+from asyncrl.envs.interface import allowed_action
 from asyncrl.envs.observations import ObservationCodec
+from asyncrl.envs.spaces import ACTION_MASK, has_action_mask, seed_spaces
 from asyncrl.processes.children import ChildFailure, ProcessManager, RunFailed, process_context
 from asyncrl.storage.run_folder import replacing
 
@@ -80,7 +82,7 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
         raise UsageError(f"--from_run: {error}") from error
     if policy.spec.agents:
         raise UsageError(f"--from_run cannot replay {policy.spec.env_id}: it has several agents.")
-    envs = [make_run_env(config) for _ in range(num_envs)]
+    envs = [make_run_env(config, in_training=True) for _ in range(num_envs)]
     ended = np.zeros((num_envs, num_steps), dtype=np.bool_)
     seeds = np.zeros((num_envs, num_steps + 1), dtype=np.int64)
     actions = []
@@ -178,7 +180,8 @@ class _Player:
             return self._vectorized_steps()
         envs = [make_run_env(self.config, in_training=True) for _ in range(self.num_envs)]
         if self.recording is None:
-            return self._random_steps(envs)
+            is_masked = any(has_action_mask(observation_space) for observation_space, _ in _spaces(envs[0]))
+            return self._allowed_steps(envs) if is_masked else self._random_steps(envs)
         rows = slice(self.first_env_idx, self.first_env_idx + self.num_envs)
         return self._recorded_steps(envs, Recording.load(self.recording, rows))
 
@@ -192,24 +195,42 @@ class _Player:
                 env.reset()
             yield
 
+    def _allowed_steps(self, envs: list[Any]) -> Iterator[None]:
+        """Steps with random actions that the masks in the observations allow."""
+        seen = []
+        for env_idx, env in enumerate(envs):
+            seed_spaces(env, self.first_env_idx + env_idx)
+            seen.append(env.reset(seed=env_seed(0, self.first_env_idx + env_idx))[0])
+        for env_idx in itertools.cycle(range(len(envs))):
+            env = envs[env_idx]
+            seen[env_idx], _, terminated, truncated, _ = env.step(_random_action(env, seen[env_idx]))
+            if terminated or truncated:
+                seen[env_idx], _ = env.reset()
+            yield
+
     def _vectorized_steps(self) -> Iterator[None]:
         env = make_run_vector_env(self.config, self.num_envs)
         if gives_tensors(env):
             from asyncrl.envs.tensors import ArraysOfTensors
 
             env = ArraysOfTensors(env)
-        env.reset(seed=vector_env_seed(0, self.first_env_idx))
+        obs, _ = env.reset(seed=vector_env_seed(0, self.first_env_idx))
         resets_itself = env.metadata["autoreset_mode"] != AutoresetMode.DISABLED
-        for actions in self._actions(env):
-            _, _, terminated, truncated, _ = env.step(actions)
+        spaces = env.single_observation_space, env.single_action_space
+        is_masked = has_action_mask(spaces[0])
+        for drawn in self._actions(env):
+            masks = obs[ACTION_MASK] if is_masked else ()
+            actions = np.array([_action(spaces, {ACTION_MASK: mask}) for mask in masks]) if is_masked else drawn
+            obs, _, terminated, truncated, _ = env.step(actions)
             if not resets_itself and (ended := terminated | truncated).any():
-                env.reset(options={"reset_mask": ended})
+                obs, _ = env.reset(options={"reset_mask": ended})
             yield from itertools.repeat(None, self.num_envs)
 
     def _actions(self, env: Any) -> Iterator[Any]:
-        env.action_space.seed(self.first_env_idx)
         if isinstance(env, AgentsEnv):
-            return itertools.cycle([[env.action_space.sample() for _ in env.agents] for _ in range(_NUM_ACTIONS)])
+            seed_spaces(env, self.first_env_idx)
+            return itertools.cycle([[space.sample() for _, space in env.spaces] for _ in range(_NUM_ACTIONS)])
+        env.action_space.seed(self.first_env_idx)
         return itertools.cycle([env.action_space.sample() for _ in range(_NUM_ACTIONS)])
 
     def _recorded_steps(self, envs: list[Any], part: Recording) -> Iterator[None]:
@@ -228,6 +249,24 @@ class _Player:
                 if env_ended[step]:
                     env.reset(seed=env_seeds[step + 1])
                 yield
+
+
+def _spaces(env: Any) -> Sequence[tuple[Any, Any]]:
+    """The spaces of observations and of actions, of each agent."""
+    return env.spaces if isinstance(env, AgentsEnv) else [(env.observation_space, env.action_space)]
+
+
+def _random_action(env: Any, seen: Any) -> Any:
+    """A random action that is allowed after an observation, of each agent that has one."""
+    if not isinstance(env, AgentsEnv):
+        return _action((env.observation_space, env.action_space), seen)
+    return [None if obs is None else _action(spaces, obs) for spaces, obs in zip(env.spaces, seen.obs, strict=True)]
+
+
+def _action(spaces: tuple[Any, Any], obs: Any) -> Any:
+    """A random action that the observation allows; any one if the space cannot sample with a mask."""
+    action = allowed_action(spaces, obs)
+    return spaces[1].sample() if action is None else action
 
 
 def _simulate(player: _Player, all_are_ready: Barrier, warm_up_s: float, seconds: float, reports: object) -> float:

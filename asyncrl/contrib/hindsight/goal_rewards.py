@@ -66,7 +66,7 @@ def goal_reward_findings(
             goals = [np.array(obs[DESIRED_GOAL])] if other_goals is None else []
             if other_goals is not None:
                 other_goals.share = _SHARES[number]
-            action = allowed_action(inner, obs)
+            action = allowed_action((inner.observation_space, inner.action_space), obs)
             if action is None:
                 return
             enter("step()")
