@@ -9,7 +9,6 @@ dataset, new hyperparameters at the start of a dataset, a message to environment
 
 from __future__ import annotations
 
-import functools
 import logging
 import queue
 import sys
@@ -216,10 +215,10 @@ class Run:
 
     def save(self) -> None:
         """Saves a checkpoint after the current dataset."""
-        self._requests.put(RunControl.ask_for_save)
+        self._requests.put(lambda control: control.ask_for_save())
 
     def save_best(self, mean_return: float) -> None:
-        """Saves the current policy as the best so far, in `checkpoints/best`.
+        """Saves the current policy, the first of several, as the best so far, in `checkpoints/best`.
 
         Raises:
             UsageError: evaluations choose the best, in another process.
@@ -227,11 +226,11 @@ class Run:
         if self.config.best_metric == "eval":
             text = "save_best() is not possible where evaluations choose the best checkpoint"
             raise UsageError(f"{text}: give --save_best_metric=none to choose it yourself.")
-        self._requests.put(functools.partial(RunControl.ask_for_best, mean_return=mean_return))
+        self._requests.put(lambda control: control.ask_for_best(mean_return))
 
     def evaluate(self) -> None:
         """Evaluates the newest policy, or each of several, in `eval_episodes` episodes, in a separate process."""
-        self._requests.put(RunControl.ask_for_evaluation)
+        self._requests.put(lambda control: control.ask_for_evaluation())
 
     def config_of(self, policy_idx: int) -> TrainConfig:
         """The settings of a policy, with the current values of hyperparameters that were changed."""

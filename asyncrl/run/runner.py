@@ -114,7 +114,12 @@ class _SerialPart:
         self._started_at = time.monotonic()
         self._steer = functools.partial(steer, self._control)
         roles: Roles = roles_of(setup)
-        parts = roles.serial(setup, self._waker, self._steer)
+        try:
+            parts = roles.serial(setup, self._waker, self._steer)
+        except (EnvironmentTrouble, EnvironmentsKeepFailing) as error:
+            self._waker.close()
+            env_idx = error.env_idx if isinstance(error, EnvironmentTrouble) else 0
+            raise environment_failure(env_idx // setup.plan.num_envs_per_worker, error) from error
         self._learners, self._exchanges, self._workers, self._evaluations = parts
         self._videos = [] if failed_videos else build_video_workers(setup)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +10,7 @@ import pytest
 from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
+from asyncrl.buffers.control import PoliciesControl, PolicyChange, RunControl, control_specs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.schema import TrainConfig
@@ -87,6 +88,21 @@ def test_requests_are_counted_for_the_role_that_meets_them(run: Run, control: Ru
     assert (control.num_saves, control.num_evaluations, control.num_best) == (0, 0, 0)
     run.carry_out_requests(control)
     assert (control.num_saves, control.num_evaluations, control.num_best, control.best_return) == (1, 2, 1, 7.0)
+
+
+def test_learners_of_several_policies_meet_the_requests(run: Run) -> None:
+    arena = Arena.create(
+        dataclasses.replace(spec, name=prefix + spec.name) for prefix in ("", "a.", "b.") for spec in control_specs()
+    )
+    policies = [RunControl(arena.scoped(prefix), num_workers=0) for prefix in ("a.", "b.")]
+    control = PoliciesControl(arena, 0, policies)
+    run.save()
+    run.save_best(7.0)
+    run.evaluate()
+    run.carry_out_requests(control)
+    assert [policy.num_saves for policy in policies] == [1, 1]
+    assert [policy.num_best for policy in policies] == [1, 0] and policies[0].best_return == 7.0
+    assert control.num_evaluations == 1
 
 
 def test_a_best_checkpoint_has_one_writer(run: Run) -> None:

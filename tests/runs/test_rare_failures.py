@@ -91,6 +91,13 @@ def test_learning_from_a_replay_and_processes_recreate_it_too(run: Run) -> None:
     assert (done.out + done.err).count(TRACEBACK) == 1
 
 
+def test_a_serial_run_ends_as_others_if_too_many_environments_fail_before_its_first_step(run: Run) -> None:
+    done = run(*TRAIN, *SERIAL, "--max_env_failures=0", place="reset")
+    assert done.code == 3
+    assert "environments of rollout worker 0 failed 1 times" in done.err
+    assert (done.out + done.err).count(TRACEBACK) == 1 and "asyncrl/run" not in done.err
+
+
 def test_an_environment_that_always_fails_ends_the_run_with_one_traceback(run: Run) -> None:
     done = run(*TRAIN, *SERIAL, place="always")
     assert done.code == 1
@@ -110,7 +117,7 @@ def test_evaluations_recreate_the_environment_and_count_what_was_lost(run: Run, 
     assert trained.code == 0, trained.err
     assert "eval/mean_reward" in (tmp_path / "runs/run/metrics.jsonl").read_text()
 
-    done = run("evaluate", "--episodes=6", "--num_envs=3", "--json", place="step")
+    done = run("evaluate", "--episodes=6", "--num_envs=3", "--deterministic=False", "--json", place="step")
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert (found["episodes"], found["mean_reward"]) == (6, 30.0)
