@@ -109,8 +109,11 @@ class TrajectorySlots:
 
         Returns the number of samples that are lost because a worker died while it filled the slot.
         """
-        num_lost = self.grant_again(slot) if self._state[slot] == SlotState.FILLING else 0
-        self._poison(slot)
+        num_lost = 0
+        if self._state[slot] == SlotState.FILLING:
+            num_lost = self.grant_again(slot)
+        else:
+            self._poison(slot)
         self.owner[slot] = split_idx
         self._state[slot] = SlotState.FILLING
         return num_lost

@@ -345,10 +345,10 @@ def test_each_step_of_ppo_is_a_turn_so_long_training_is_no_hang() -> None:
     pair.close()
 
 
-@pytest.mark.parametrize("mode", ["gradients", "synced"])
-def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "algo"), [("gradients", "a2c"), ("gradients", "ppo"), ("synced", "a2c")])
+def test_workers_finish_when_the_run_ends_before_its_steps(mode: str, algo: str) -> None:
     combined = {"num_gradients_to_combine": 1} if mode == "gradients" else {}
-    pair = Pair(hogwild_mode=mode, train_for_env_steps=10**9, **combined)
+    pair = Pair(hogwild_mode=mode, train_for_env_steps=10**9, **combined, **(PPO if algo == "ppo" else {}))
     pair.server._flush_s = 30.0
     is_over = threading.Event()
 
@@ -371,6 +371,7 @@ def test_workers_finish_when_the_run_ends_before_its_steps(mode: str) -> None:
     thread.join()
     assert pair.shared.num_steps == num_steps, "what is saved after the end is the end"
     assert mode != "gradients" or pair.server._combiner._places.ready_places() == []
+    assert all(worker._updates is None for worker in pair.workers), "a rollout was not trained on in all passes"
     pair.close()
 
 

@@ -66,7 +66,7 @@ class GradientCombiner:
         """
         num_left = len(self._places.ready_places())
         while num_left > 0 and (taken := self._step(min(self._num_gradients, num_left))):
-            self._places.free(taken)
+            self.free(taken)
             num_left -= len(taken)
 
     def free(self, taken: Sequence[int]) -> None:
@@ -166,11 +166,15 @@ class ParameterServer:
         self._publish()  # workers on other machines count the steps of the run that come with weights
         deadline = time.monotonic() + self._flush_s
         while not self._clock.have_all_finished and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        if self._combiner is not None:
-            self._combiner.step_along_rest()
+            self._step_along_rest()  # which workers send until they have trained on their last rollouts
+            self._waker.wait(_POLL_S)
+        self._step_along_rest()
         self._refresh()
         self._publish()
+
+    def _step_along_rest(self) -> None:
+        if self._combiner is not None:
+            self._combiner.step_along_rest()
 
     def take_report(self) -> LearnerReport:
         """Returns the metrics since the last report; losses are in the reports of the workers."""

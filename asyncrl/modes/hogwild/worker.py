@@ -87,7 +87,7 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
 
     def poll(self) -> float:
         """Works for a short time, until the run has all its steps; returns seconds as `RolloutWorker.poll` does."""
-        if self._clock.is_over:
+        if self._clock.is_over and not self._is_training:
             self._clock.finish(self.worker_idx)
             return WAIT_S
         return self._work()
@@ -100,6 +100,11 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
         """Closes the environments and frees the private memory."""
         super().close()
         self._arena.close()
+
+    @property
+    def _is_training(self) -> bool:
+        """Whether gradients of a rollout are still to be sent."""
+        return False
 
     @abc.abstractmethod
     def _work(self) -> float: ...
@@ -140,6 +145,10 @@ class HogwildTrajectoryWorker(HogwildWorker):
             self._updates = self._learner.updates(dataset, steps) if dataset.num_valid > 0 else None
         with own_settings():
             return self._train()
+
+    @property
+    def _is_training(self) -> bool:
+        return self._updates is not None
 
     def _train(self) -> float:
         for progress in self._updates or ():
