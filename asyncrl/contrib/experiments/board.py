@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LINES_EVERY_S = 30.0
 _HEADER = ("run", "state", "steps", "done", "steps/s", "train\nreturn", "eval\nreturn")
 _FEWEST_ROWS = 3
+_OTHER_ROWS = 7  # title, a header of two lines, the number of other runs, and messages
 _OTHER_COLUMNS = 56
 _FEWEST_LETTERS = 20
 
@@ -70,7 +71,7 @@ def _table(title: str, rows: Sequence[Row], width: int, height: int) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in _HEADER:
         table.add_column(name, justify="left" if name in _HEADER[:2] else "right", no_wrap=True)
-    shown = rows[: max(_FEWEST_ROWS, height - len(_HEADER))]
+    shown = rows[: max(_FEWEST_ROWS, height - _OTHER_ROWS)]
     for row in shown:
         name, *others = _cells(row)
         table.add_row(_shortened(name, max(_FEWEST_LETTERS, width - _OTHER_COLUMNS)), *others)

@@ -14,6 +14,8 @@ from asyncrl.analysis.records import ELAPSED, EVAL_RETURN, STEPS, read_records
 from asyncrl.analysis.statistics import first_reached
 
 Kind = Literal["return", "steps_to_threshold", "seconds_to_threshold", "return_per_second"]
+_MOST_SECONDS = 1e6
+"""More than runs of a sweep take. Their own lengths are no measure: the quickest run may have learned least."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ class Objective:
     def value(self, evaluations: Sequence[Evaluated], env_steps: int) -> float:
         """The number for a run that has ended.
 
-        A run that stays below the threshold counts as its whole length, and up to as much again, the more the further
-        its best evaluation stays below. Below the baseline, `return_per_second` is the distance to the baseline: to
+        A run that stays below the threshold counts as its whole length in steps, or as `_MOST_SECONDS`, and up to as
+        much again, the more the further its best evaluation stays below: of two such runs the quicker one is not
+        better. Below the baseline, `return_per_second` is the distance to the baseline: to
         divide it by time would prefer slow runs.
 
         Args:
@@ -87,7 +90,7 @@ class Objective:
         if math.isfinite(reached):
             return reached
         missing = self.threshold - max(each.mean_return for each in evaluations)
-        return (env_steps if is_steps else last.seconds) * (1.0 + missing / (missing + max(1.0, abs(self.threshold))))
+        return (env_steps if is_steps else _MOST_SECONDS) * (1.0 + missing / (missing + max(1.0, abs(self.threshold))))
 
     def so_far(self, evaluations: Sequence[Evaluated]) -> float:
         """The number by which a run is compared with others after equally many steps; better in the same direction."""

@@ -205,7 +205,7 @@ def _read(name: str, values: Mapping[str, Any]) -> SearchedSetting:
     low, high, scale = values["low"], values["high"], values.get("scale", "linear")
     setting = all_settings().get(name)  # of an unknown one the ends of the range decide
     takes_whole_numbers = setting is None or "a whole number" in setting.expected
-    is_whole = isinstance(low, int) and isinstance(high, int) and takes_whole_numbers
+    is_whole = float(low).is_integer() and float(high).is_integer() and takes_whole_numbers
     return SearchedSetting(name, low, high, scale, is_whole)
 
 

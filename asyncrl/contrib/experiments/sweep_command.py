@@ -31,7 +31,7 @@ from asyncrl.contrib.experiments.sweep import Sweep
 from asyncrl.contrib.experiments.sweep_results import BEST
 from asyncrl.processes.reader import start_dropping_unread_output
 from asyncrl.storage.locating import TRAIN_DIR
-from asyncrl.storage.run_folder import checked_run_path
+from asyncrl.storage.run_folder import MARKER, checked_run_path
 
 _OBJECTIVE_FIELDS = {"objective": "kind", "threshold": "threshold", "baseline": "baseline"}
 _DEFINITION_FIELDS = {"sampler": "sampler", "pruner": "pruner", "search_seed": "seed"}
@@ -120,6 +120,8 @@ class _SweepCommand(Command[_Options]):
         assert options.study is not None
         require_optuna(options.sampler)
         folder = checked_run_path(options.train_dir, options.study)
+        if (folder / MARKER).is_file():
+            raise UsageError(f"--study={options.study} is the name of a run, {folder}: give the study another name.")
         sweep = Sweep(
             folder,
             _definition(options, options.training, folder),

@@ -106,7 +106,7 @@ CURVE = [Evaluated(100, 2.0, -10.0), Evaluated(200, 4.0, 60.0), Evaluated(300, 5
         (Objective("steps_to_threshold", 55.0), 200.0, -60.0),
         (Objective("seconds_to_threshold", 55.0), 4.0, -60.0),
         (Objective("steps_to_threshold", 100.0), 1000 * (1 + 40 / 140), -60.0),
-        (Objective("seconds_to_threshold", 100.0), 5.0 * (1 + 40 / 140), -60.0),
+        (Objective("seconds_to_threshold", 100.0), 1e6 * (1 + 40 / 140), -60.0),
         (Objective("return_per_second", baseline=20.0), 6.0, 10.0),
         (Objective("return_per_second", baseline=80.0), -30.0, -20.0),
     ],
@@ -121,6 +121,10 @@ def test_a_run_that_comes_closer_to_the_threshold_is_better_and_never_as_good_as
     objective = Objective("steps_to_threshold", 475.0)
     values = [objective.value([Evaluated(1000, 1.0, best)], 1000) for best in (475.0, 474.0, 100.0, -1e9)]
     assert values == sorted(values) and values[0] == 1000.0 < values[1] and values[-1] < 2000.0
+    objective = Objective("seconds_to_threshold", 475.0)  # a quick run that learns nothing is not the best one
+    reached, near, far = ((12.0, 475.0), (20.0, 474.0), (8.0, 30.0))
+    values = [objective.value([Evaluated(1000, seconds, best)], 1000) for seconds, best in (reached, near, far)]
+    assert values == sorted(values) and values[0] == 12.0
 
 
 def test_evaluations_are_read_by_steps_with_the_seconds_of_other_records(tmp_path: Path) -> None:

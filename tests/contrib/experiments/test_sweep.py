@@ -447,3 +447,11 @@ def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, argumen
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 1 and said in errors[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_does_not_take_the_folder_of_a_run(tmp_path, capsys) -> None:
+    RunFolder.create(str(tmp_path), "cheetah", "resume").close()
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["--study=cheetah", "--env=CartPole-v1", f"--train_dir={tmp_path}"]) == 2
+    assert "--study=cheetah is the name of a run" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
