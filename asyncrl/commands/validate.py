@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from pydantic import PositiveInt
 
@@ -84,7 +86,7 @@ class _Validate(TrainingCommand[_Read]):
         result = preflight.run(loaded, machine, checks_env=True, say=partial(print, file=sys.stderr, flush=True))
         printed = loaded.cli[PRINT_CONFIG.name]
         if own.as_json:
-            print(json.dumps(_as_data(result, parts, printed), indent=2))
+            print(json.dumps(_finite(_as_data(result, parts, printed)), indent=2, allow_nan=False))
             return result.exit_code
         if result.exit_code == 0:
             for title, line in _lines(result, parts):
@@ -137,6 +139,15 @@ def _as_data(result: preflight.Preflight, parts: Sequence[Options], printed: boo
         values = loaded.config.model_dump(include=set(shown_settings(loaded, printed)))
         data["config"] = {name: {"value": value, "origin": loaded.origins[name]} for name, value in values.items()}
     return data
+
+
+def _finite(data: Any) -> Any:
+    """JSON values with null in place of numbers that JSON does not know, such as infinite bounds of actions."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, Mapping):
+        return {name: _finite(value) for name, value in data.items()}
+    return list(map(_finite, data)) if isinstance(data, (list, tuple)) else data
 
 
 main = _Validate().main

@@ -161,6 +161,8 @@ def load(
         from_file = read_mapping(Path(texts["config"]), settings) if "config" in texts else {}
     except UsageError as error:
         layers.problems.append(Problem(("config",), f"--config: {error}"))
+    if "algo" in from_flags and str(from_file.get("algo")).lower() in SHORT_NAMES:
+        del from_file["algo"]  # the flag replaces all settings that the name stands for
     for values in (from_file, from_flags):
         layers.problems.extend(spell_out(values))
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}

@@ -259,12 +259,12 @@ class Board:
 
     def _faults(self) -> list[tuple[str, str]]:
         found = [(title, f"{self._scalars[name]:,.0f}") for name, title in _FAULTS.items() if self._scalars.get(name)]
-        return found or ([("none", "")] if self._scalars else [])
+        return found or [("none", "")]
 
     def _policies(self, width: int, most_rows: int) -> list[Text]:
         """One row for each of several policies, and an empty one."""
         count = self._run.plan.num_policies
-        if count == 1 or not self._scalars:
+        if count == 1:
             return []
         names = [
             name for name in _POLICY_COLUMNS if any(f"policy_{idx}/{name}" in self._scalars for idx in range(count))

@@ -20,9 +20,10 @@ _WHICH = ("newest", "best")
 
 
 def locate(given: Path) -> Path:
-    """Returns the path if it exists; otherwise the folder of the run with this name in `TRAIN_DIR`, if there is one."""
+    """Returns the path, or the folder of the run with this name in `TRAIN_DIR` if the path is missing or no run."""
     path, named = given.expanduser(), Path(TRAIN_DIR) / given
-    return named if not path.exists() and named.exists() else path
+    is_named = not (path / MARKER).is_file() and (named / MARKER).is_file()
+    return named if is_named or (not path.exists() and named.exists()) else path
 
 
 def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:

@@ -174,6 +174,12 @@ def test_arguments_of_an_environment_are_what_its_files_will_say() -> None:
         TrainConfig(env_kwargs={"size": object()})
 
 
+def test_a_flag_replaces_all_that_a_short_name_in_a_file_stands_for(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("env: CartPole-v1\nalgo: a3c\nbatch_size: 64\n")
+    config = load([f"--config={tmp_path}/own.yaml", "--algo=ppo"]).config
+    assert (config.algo, config.backend, config.batch_size) == ("ppo", "actor_learner", 64)
+
+
 def test_a3c_is_short_for_a_backend_an_algorithm_and_a_mode() -> None:
     config = load(["--env=CartPole-v1", "--algo=a3c"]).config
     assert (config.algo, config.backend, config.hogwild_mode) == ("a2c", "hogwild", "synced")

@@ -160,7 +160,7 @@ def _runs_table(read: Sequence[_ReadRun]) -> Table:
     rows = []
     for each in read:
         run, summary = each.run, each.summary
-        steps = run.records[-1].get("env_steps", 0)
+        steps = max(record.get("env_steps", 0) for record in run.records)  # an evaluation's record is of earlier steps
         target = run.config.get("train_for_env_steps")
         limit = f" of {target:,}" if isinstance(target, int) else ""
         fps = summary.get("fps") or each.last("time/fps")
