@@ -44,7 +44,7 @@ class NativeUpdate:
         ranks: Ranks,
         config: TrainConfig,
     ) -> None:
-        """Prepares for a model that `ArrayUpdate` and `NativeModel` fit, and whose parameters are `flat`."""
+        """Prepares for a model that `ArrayUpdate.fits` and `NativeModel.fits`, and whose parameters are `flat`."""
         self._kernels, self._optimizer, self._ranks = kernels, optimizer, ranks
         self._gradient, self._num_parameters = flat.grad, model.distribution.num_parameters
         self._described = NativeModel(model)
