@@ -81,6 +81,7 @@ def test_the_run_is_an_argument_and_the_kind_of_actions_is_told(trained, capsys,
     code, out, err = call(capsys, *flags, "--json", "true", "run")
     assert code == 0
     assert [line for line in err.splitlines() if " actions" in line] == ["sampled actions", "deterministic actions"]
+    assert err.count("environment steps), 1 episodes") == 1
     assert json.loads(out)["env_steps"] == 200
     code, out, _ = call(capsys, "run/checkpoints/best", *flags, "--deterministic", "--compare=newest")
     assert code == 0

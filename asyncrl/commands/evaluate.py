@@ -162,6 +162,7 @@ def _evaluate(path: Path, options: Options) -> dict[str, Any]:
     make = env_factory(policy.config, options.render, options.video)
     is_deterministic = bool(options.deterministic) or not policy.is_stochastic
     plays_once = options.episodes_csv is not None or options.video is not None or options.render
+    _announce(policy, path, options)
     result = _play(policy, path, options, is_deterministic, make)
     data = _show(result, is_deterministic)
     if options.deterministic is None and not (is_deterministic or plays_once):
@@ -195,6 +196,7 @@ def _compare(path: Path, options: Options) -> Comparison:
     played = []
     for name, path, policy in zip(names, paths, policies, strict=True):
         started_s = time.time() - t_start
+        _announce(policy, path, options)
         result = _play(policy, path, options, bool(options.deterministic), lambda _: make_checked_env(first.config))
         played.append(PlayedEpisodes(name, result, started_s))
     _write_episodes(options, first, t_start, played)
@@ -234,9 +236,7 @@ def _play(
     from asyncrl.evaluation.episodes import evaluate
     from asyncrl.evaluation.team import load_team
 
-    env_steps = checkpoints.saved_env_steps(path)
     team = load_team(policy, path, options.device, options.seed)
-    print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     result = evaluate(
         policy,
         episodes=options.episodes,
@@ -248,7 +248,13 @@ def _play(
         others=team.others,
         choose=team.choose,
     )
+    env_steps = checkpoints.saved_env_steps(path)
     return dataclasses.replace(result.for_agents(team.own), env_steps=env_steps, checkpoint=str(path))
+
+
+def _announce(policy: Policy, path: Path, options: Options) -> None:
+    env_steps = checkpoints.saved_env_steps(path)
+    print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
 
 
 def _write_episodes(options: Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:
