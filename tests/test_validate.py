@@ -44,6 +44,9 @@ def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < plan["shared_memory_bytes"] < plan["free_bytes"]
     assert plan["lag_bound"] == 0
     assert plan["num_processes"] == 18
+    for more, is_told in (("--serial_mode=False", True), ("--serial_mode=True", False)):
+        assert main(["--env=CartPole-v1", "--async_rl=False", more]) == 0
+        assert ("rollout workers come last (nice 10)" in capsys.readouterr().out) == is_told
     assert plan["sgd_steps_per_run"] == plan["sgd_steps_per_dataset"] * -(-10_000_000 // 4096)
 
 

@@ -13,7 +13,7 @@ from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.critic_kinds import critic_kind
 from asyncrl.config.flags import ExtraFlag, format_value
 from asyncrl.config.loading import LoadedConfig
-from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.plan import ROLLOUT_NICENESS, ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, has_axes_of_image, has_shape_of_image
 from asyncrl.models.sizes import conv_architecture
@@ -212,6 +212,8 @@ def plan_lines(plan: ResourcePlan, arena_bytes: int, free_bytes: int) -> dict[st
     lines["shared memory:"] = f"{format_bytes(arena_bytes)} needed{of_ranks}; {format_bytes(free_bytes)} free"
     threads = f"at most {_count(plan.num_threads, 'busy thread')} ({plan.learner_threads} of the learner)"
     lines["processes:"] = f"{plan.num_processes}, with {threads} on {_count(plan.cores, 'core')}"
+    if not plan.serial_mode:
+        lines["processes:"] += f"; while all are busy, rollout workers come last (nice {ROLLOUT_NICENESS})"
     return lines
 
 

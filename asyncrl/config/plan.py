@@ -35,6 +35,10 @@ _OFF_POLICY_ENVS = 4  # of each worker
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 _ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
+ROLLOUT_NICENESS = 10
+"""If all cores are busy, learner and inference workers come first: all workers wait for them. Workers are not pinned to
+cores, which was no faster on two.
+"""
 MOST_PROCESSES = 240
 """Workers of a run on one machine: each has open files in the others."""
 PLACES_OF_A_WORKER = 2

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncrl.buffers.messages import Waker
+from asyncrl.config.plan import ROLLOUT_NICENESS
 from asyncrl.modes.roles import ProcessRoles, roles_of
 from asyncrl.observers.reports import is_report_due
 from asyncrl.processes.children import EXIT_FAILED_TOO_OFTEN, RunFailed, explain
@@ -17,8 +18,6 @@ from asyncrl.processes.reporting import ReportSender
 from asyncrl.processes.seeding import seed_global_generators
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.setup import RunSetup
-
-ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them
 
 log = logging.getLogger(__name__)
 
