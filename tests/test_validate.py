@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl import train
+from asyncrl.commands.validate import _finite
 from asyncrl.validate import main
 
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -89,6 +91,11 @@ def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFi
     assert main(["--env=CartPole-v1", "--json"]) == 0
     environment = json.loads(capsys.readouterr().out)["environment"]
     assert environment["is_vectorized"] and environment["observation"][0]["dtype"] == "float32"
+
+
+def test_json_has_null_for_bounds_that_are_infinite() -> None:
+    data = {"low": (-math.inf, -1.0), "high": [math.inf], "unknown": {"mean": math.nan}, "steps": 3}
+    assert _finite(data) == {"low": [None, -1.0], "high": [None], "unknown": {"mean": None}, "steps": 3}
 
 
 def test_every_problem_is_reported_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from full_disk import files_of_at_most
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
+from asyncrl.storage.locating import TRAIN_DIR, locate
 from asyncrl.storage.run_folder import RunFolder, default_experiment, find_saved_config, write_text_atomically
 
 HOLD_LOCK = """
@@ -191,3 +193,15 @@ def test_two_machines_write_one_file_at_the_same_time(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", replace_after_another)
     write_text_atomically(tmp_path / "results.md", "this one")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("results.md", "this one")]
+
+
+def test_a_name_is_that_of_a_run_where_another_folder_has_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert locate(Path("mine")) == Path("mine")
+    RunFolder.create(TRAIN_DIR, "mine", "resume").close()
+    assert locate(Path("mine")) == Path(TRAIN_DIR) / "mine"
+    RunFolder.create(".", "mine", "overwrite").close()
+    assert locate(Path("mine")) == Path("mine")

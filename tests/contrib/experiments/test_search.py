@@ -62,6 +62,11 @@ def test_every_draw_is_inside_the_space() -> None:
     assert isinstance(trial.params["num_epochs"], int)
 
 
+def test_the_ends_of_whole_numbers_may_be_written_as_decimals() -> None:
+    space = read_space({"space": {"batch_size": {"low": 1e2, "high": 1e3}, "gamma": {"low": 0, "high": 1}}}, "space")
+    assert [each.is_whole for each in space.searched] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
