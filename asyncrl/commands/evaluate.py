@@ -2,8 +2,9 @@
 
     asyncrl evaluate RUN --episodes=100
 
-Nothing is learned: weights and statistics are those of the checkpoint, rewards are those of the environment. The
-episodes are played with sampled and with deterministic actions, because the two returns may differ much.
+The policy does not learn: its weights and statistics are those of the checkpoint, and rewards are those of the
+environment. The episodes are played twice, with sampled and with deterministic actions, because the two returns may
+differ much.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 _ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
 ROLLOUT_NICENESS = 10
-"""If all cores are busy, learner and inference workers come first: all workers wait for them. Workers are not pinned to
-cores, which was no faster on two.
+"""Rollout workers have a lower priority than learner and inference workers, because all workers wait for these.
+
+They are not pinned to cores: on two cores a run with pinned workers was no faster.
 """
 MOST_PROCESSES = 240
 """Workers of a run on one machine: each has open files in the others."""

@@ -125,7 +125,7 @@ class AutogradStep:
         self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
         num_samples = rows.log_prob.shape[0]
         if num_samples == 0:
-            # Sequences of which no row is a sample: no step, unless other ranks have samples.
+            # No row of these sequences is a sample. A single rank takes no step; of several, others may have samples.
             unknown = 0.0 if self._ranks.num_ranks > 1 else math.nan
             step_metrics, log_ratio = parameters.new_full((NUM_LOSS_METRICS,), unknown), rows.log_prob
         else:

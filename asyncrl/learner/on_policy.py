@@ -513,7 +513,7 @@ class OnPolicyLearner:
             return None
         update, self._trained = self._trained, None
         is_taken: list[bool] = were_taken(update.steps).tolist()
-        # A minibatch without samples is no step of a single rank, but not a skipped one either.
+        # A single rank takes no step on a minibatch without samples. That does not count as a skipped step.
         had_samples = [step.log_ratio.numel() > 0 or self.ranks.num_ranks > 1 for step in update.steps]
         has_diverged = self._skipped.record(list(itertools.compress(is_taken, had_samples)))
         self.skipped_steps = self._skipped.total

@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation, record
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.factory import make_env, make_run_env
+from asyncrl.envs.factory import make_run_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.storage import checkpoint
@@ -17,7 +17,7 @@ NUM_ENVS, NUM_STEPS = 3, 60
 
 
 def saved_policy(config, folder):
-    env = make_env(config.env)
+    env = make_run_env(config)
     spec = read_spec(env, config.env)
     env.close()
     state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
@@ -124,3 +124,13 @@ def test_policies_of_other_spaces_and_with_memory_are_recorded(tmp_path, env_id)
     config = TrainConfig(env=env_id, encoder_mlp_layers=[8], use_rnn=True, rnn_size=4)
     recorded = record(config, saved_policy(config, tmp_path), 2, 5)
     assert recorded.actions.shape[:2] == (2, 5)
+
+
+def test_games_are_replayed_with_an_episode_for_each_life(tmp_path):
+    pytest.importorskip("ale_py")
+    config = TrainConfig(env="ALE/Breakout-v5", encoder_conv_mlp_layers=[8])
+    recorded = record(config, saved_policy(config, tmp_path), 1, 200)
+    assert recorded.ended.any()
+    recorded.save(tmp_path / "game.npz")
+    steps = _Player(config, 0, 1, tmp_path / "game.npz").steps()
+    assert sum(1 for _ in itertools.islice(steps, 200)) == 200

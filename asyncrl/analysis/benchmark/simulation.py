@@ -1,8 +1,9 @@
 """How fast the environments are without a policy: every throughput is compared with this speed.
 
 It has the same processes and environments as a run, vectorized if the run's are, and no shared memory. Actions are
-random, and drawn beforehand where no mask in the observation limits them, or recorded from a trained policy with the
-seeds of its episodes, because the physics of a body that walks cost more than those of a body that falls.
+random; they are drawn before the measurement, unless the observations have a mask of allowed actions. Or a trained
+policy is recorded, and its actions are replayed with the seeds of its episodes: the simulation of a body that walks may
+take longer than that of one that has fallen.
 """
 
 from __future__ import annotations
@@ -218,9 +219,9 @@ class _Player:
         resets_itself = env.metadata["autoreset_mode"] != AutoresetMode.DISABLED
         spaces = env.single_observation_space, env.single_action_space
         is_masked = has_action_mask(spaces[0])
-        for drawn in self._actions(env):
-            masks = obs[ACTION_MASK] if is_masked else ()
-            actions = np.array([_action(spaces, {ACTION_MASK: mask}) for mask in masks]) if is_masked else drawn
+        drawn = self._actions(env)
+        while True:
+            actions = _allowed_actions(spaces, obs) if is_masked else next(drawn)
             obs, _, terminated, truncated, _ = env.step(actions)
             if not resets_itself and (ended := terminated | truncated).any():
                 obs, _ = env.reset(options={"reset_mask": ended})
@@ -261,6 +262,11 @@ def _random_action(env: Any, seen: Any) -> Any:
     if not isinstance(env, AgentsEnv):
         return _action((env.observation_space, env.action_space), seen)
     return [None if obs is None else _action(spaces, obs) for spaces, obs in zip(env.spaces, seen.obs, strict=True)]
+
+
+def _allowed_actions(spaces: tuple[Any, Any], obs: Any) -> npt.NDArray[Any]:
+    """A random allowed action for each observation of a vectorized environment."""
+    return np.array([_action(spaces, {ACTION_MASK: mask}) for mask in obs[ACTION_MASK]])
 
 
 def _action(spaces: tuple[Any, Any], obs: Any) -> Any:

@@ -15,7 +15,7 @@ from asyncrl.analysis.statistics import first_reached
 
 Kind = Literal["return", "steps_to_threshold", "seconds_to_threshold", "return_per_second"]
 _MOST_SECONDS = 1e6
-"""More than runs of a sweep take. Their own lengths are no measure: the quickest run may have learned least."""
+"""More than any run of a sweep takes. With its own length instead, a short run that learns nothing would seem good."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,8 @@ class Objective:
         """The number for a run that has ended.
 
         A run that stays below the threshold counts as its whole length in steps, or as `_MOST_SECONDS`, and up to as
-        much again, the more the further its best evaluation stays below: of two such runs the quicker one is not
-        better. Below the baseline, `return_per_second` is the distance to the baseline: to
-        divide it by time would prefer slow runs.
+        much again, the more the further its best evaluation stays below. Below the baseline, `return_per_second` is the
+        distance to the baseline: to divide it by time would prefer slow runs.
 
         Args:
             evaluations: the run's evaluations, at least one, by steps.
