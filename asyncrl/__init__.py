@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from asyncrl.run.trainer import Trainer
     from asyncrl.storage.checkpoint import CheckpointError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names are imported when they are first used, because most of these modules import torch.
 _MODULES = {

@@ -21,7 +21,7 @@ from asyncrl.commands.player_options import (
     SEED,
     EnvArguments,
     given_player_option,
-    player_options,
+    options_of,
     with_player_options,
 )
 from asyncrl.commands.run_argument import RunCommand, RunOptions
@@ -67,7 +67,7 @@ class _Enjoy(RunCommand[Options]):
     examples = (
         "asyncrl enjoy my_run --checkpoint=best --episodes=3",
         "asyncrl enjoy train_dir/my_run --video=my_run.mp4 --deterministic",
-        *(each.examples["enjoy"] for each in player_options()),
+        *(each.examples["enjoy"] for each in options_of("enjoy")),
     )
     model = with_player_options(Options, "enjoy")
 

@@ -26,7 +26,7 @@ from asyncrl.commands.player_options import (
     SEED,
     EnvArguments,
     given_player_option,
-    player_options,
+    options_of,
     with_player_options,
 )
 from asyncrl.commands.run_argument import RunCommand, RunOptions
@@ -93,7 +93,7 @@ class _Evaluate(RunCommand[Options]):
         "asyncrl evaluate train_dir/my_run --checkpoint=best --video=videos",
         "asyncrl evaluate train_dir/my_run/checkpoints/best",
         "asyncrl evaluate my_run --compare=best,my_older_run --episodes_csv=played.monitor.csv",
-        *(each.examples["evaluate"] for each in player_options()),
+        *(each.examples["evaluate"] for each in options_of("evaluate")),
     )
     model = with_player_options(Options, "evaluate")
 

@@ -1,4 +1,4 @@
-"""Options that `evaluate` and `enjoy` share, and options of features by which others play with the policy."""
+"""Options that `evaluate` and `enjoy` share, and options of features that play in another way than these do."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class PlayerOption:
 
     Attributes:
         name: the option.
-        descriptions: for --help, by command.
-        examples: command lines for --help, by command.
+        descriptions: for --help, by command; a command that is not in it does not have the option.
+        examples: command lines for --help, by the same commands.
         evaluate: function of a checkpoint and the options of `evaluate` that plays, and returns what is printed.
-        make_teams: function of a policy, its checkpoint and the options of `enjoy` that returns the
-            `asyncrl.evaluation.team.Team`s that play the episodes in turn.
         plays: what `evaluate` plays.
+        make_teams: of an option of `enjoy`: function of a policy, its checkpoint and the options of `enjoy` that
+            returns the `asyncrl.evaluation.team.Team`s that play the episodes in turn.
         excludes: options of `evaluate` that are not possible with it.
     """
 
@@ -44,8 +44,8 @@ class PlayerOption:
     descriptions: Mapping[str, str]
     examples: Mapping[str, str]
     evaluate: str
-    make_teams: str
     plays: str
+    make_teams: str = ""
     excludes: tuple[str, ...] = ()
 
 
@@ -54,14 +54,19 @@ def player_options() -> list[PlayerOption]:
     return [load(place) for place in hooks("PLAYERS").values()]
 
 
+def options_of(command: str) -> list[PlayerOption]:
+    """Those that a command has."""
+    return [each for each in player_options() if command in each.descriptions]
+
+
 def given_player_option(options: BaseModel) -> PlayerOption | None:
     """The option of a feature that is given; None without one."""
-    return next((each for each in player_options() if getattr(options, each.name) is not None), None)
+    return next((each for each in player_options() if getattr(options, each.name, None) is not None), None)
 
 
 def with_player_options(model: type[Model], command: str) -> type[Model]:
     """The options of a command, and those of features."""
     fields: dict[str, Any] = {
-        each.name: (str | None, option(None, each.descriptions[command])) for each in player_options()
+        each.name: (str | None, option(None, each.descriptions[command])) for each in options_of(command)
     }
     return create_model(model.__name__, __base__=model, **fields)

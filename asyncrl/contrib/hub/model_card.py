@@ -31,7 +31,8 @@ def format_card(
         env_steps: environment steps of the policy.
         newest_env_steps: environment steps of the newest checkpoint, from which the run can continue.
         which: the checkpoint that is published: newest, best, or another one's name.
-        results: of each evaluated policy: mean_reward, std_reward, episodes.
+        results: of each evaluated policy: actions, mean_reward, std_reward, episodes; under `deterministic` also those
+            of its deterministic actions.
         folder: the files that are uploaded; those for readers are shown if they are there.
         license_name: the Hub's name of a licence, such as mit; None for none.
     """
@@ -50,7 +51,7 @@ def format_card(
                     {
                         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
                         "dataset": {"type": env, "name": env},
-                        "metrics": [_metric(result, policy_idx, len(results))],
+                        "metrics": [_metric(*each, policy_idx, len(results)) for each in _kinds(result).items()],
                     }
                     for policy_idx, result in enumerate(results)
                 ],
@@ -59,7 +60,8 @@ def format_card(
     rows = {"environment": f"`{env}`", "algorithm": algorithm, "environment steps": f"{env_steps:,}"}
     for policy_idx, result in enumerate(results):
         name = "return" if len(results) == 1 else f"return of policy {policy_idx}"
-        rows[name] = f"{_mean_and_stddev(result)} over {result['episodes']} episodes, with sampled actions"
+        for kind, played in _kinds(result).items():
+            rows[f"{name}, {kind} actions"] = f"{_mean_and_stddev(played)} over {played['episodes']} episodes"
     name = repo.partition("/")[2]
     values, defaults = config.model_dump(mode="json", exclude=set(OF_ONE_START)), type(config)().model_dump(mode="json")
     address, chosen = f"{SCHEME}{repo}", ', which="best"' if which == "best" else ""
@@ -110,9 +112,16 @@ def format_card(
     return "\n".join(lines)
 
 
-def _metric(result: Mapping[str, Any], policy_idx: int, num_policies: int) -> dict[str, Any]:
+def _kinds(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """What a policy did with sampled and with deterministic actions; a policy without noise has only the latter."""
+    other = {"deterministic": result["deterministic"]} if "deterministic" in result else {}
+    return {result["actions"]: result, **other}
+
+
+def _metric(kind: str, result: Mapping[str, Any], policy_idx: int, num_policies: int) -> dict[str, Any]:
     name = "mean_reward" if num_policies == 1 else f"mean_reward of policy {policy_idx}"
-    return {"type": "mean_reward", "value": _mean_and_stddev(result), "name": name, "verified": False}
+    value = _mean_and_stddev(result)
+    return {"type": "mean_reward", "value": value, "name": f"{name}, {kind} actions", "verified": False}
 
 
 def _mean_and_stddev(result: Mapping[str, Any]) -> str:

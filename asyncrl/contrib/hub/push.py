@@ -171,7 +171,7 @@ def _choose(run: Path, num_policies: int, named: str | None) -> tuple[list[Path]
 
 
 def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
-    """Plays the policy; returns its result as JSON values."""
+    """Plays the policy, with sampled and then with deterministic actions; returns the results as JSON values."""
     import torch
 
     from asyncrl.evaluation.episodes import evaluate
@@ -180,10 +180,18 @@ def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     policy = load_policy(path)
-    team = load_team(policy, path, "cpu", 0)
-    result = evaluate(policy, episodes=episodes, others=team.others, choose=team.choose).for_agents(team.own)
-    print(result.to_text(), flush=True)
-    return {**result.to_data(), "checkpoint": path.name, "env_steps": checkpoints.saved_env_steps(path)}
+
+    def play(deterministic: bool) -> dict[str, Any]:
+        team = load_team(policy, path, "cpu", 0)
+        result = evaluate(
+            policy, episodes=episodes, deterministic=deterministic, others=team.others, choose=team.choose
+        ).for_agents(team.own)
+        print(f"{'deterministic' if deterministic else 'sampled'} actions: {result.to_text()}", flush=True)
+        return {**result.to_data(), "checkpoint": path.name, "env_steps": checkpoints.saved_env_steps(path)}
+
+    if not policy.is_stochastic:
+        return {**play(True), "actions": "deterministic"}
+    return {**play(False), "actions": "sampled", "deterministic": play(True)}
 
 
 def _draw(run: Path, path: Path) -> None:

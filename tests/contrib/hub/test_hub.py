@@ -70,8 +70,14 @@ def test_a_run_is_pushed_with_a_page_and_without_a_pickle(
     card = yaml.safe_load(metadata)
     assert (card["library_name"], card["license"]) == ("asyncrl", "mit")
     assert {"reinforcement-learning", "CartPole-v1", "ppo"} <= set(card["tags"])
-    (metric,) = card["model-index"][0]["results"][0]["metrics"]
-    assert metric["value"] == f"{result['mean_reward']:.2f} +/- {result['std_reward']:.2f}"
+    metrics = card["model-index"][0]["results"][0]["metrics"]
+    sampled, deterministic = result, result["deterministic"]
+    assert [(metric["name"], metric["value"]) for metric in metrics] == [
+        (f"mean_reward, {kind} actions", f"{played['mean_reward']:.2f} +/- {played['std_reward']:.2f}")
+        for kind, played in (("sampled", sampled), ("deterministic", deterministic))
+    ]
+    assert sampled["actions"] == "sampled" and sampled["mean_reward"] != deterministic["mean_reward"]
+    assert page.count(" actions | ") == 2
     assert f'load_policy("hf://{REPO}", which="best")' in page and "training.png" in page and "replay.mp4" in page
     assert f"hf://{REPO}@{hub.repos[REPO][-1][0]}" in capsys.readouterr().out
 
