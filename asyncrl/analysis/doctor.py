@@ -189,10 +189,10 @@ def advise(facts: MachineFacts, speeds: Speeds | None) -> Iterator[str]:
 
 def _advise_about_machine(facts: MachineFacts) -> Iterator[str]:
     machine = facts.machine
-    if not machine.keeps_store_order:
+    if not machine.shares_words:
         yield (
-            f"Use --serial_mode=True: processes that share memory need the order of stores that x86-64 keeps, and this "
-            f"processor is {platform.machine()}."
+            f"Use --serial_mode=True, or install a C compiler and then asyncrl again: processes that share memory need "
+            f"the native core on this processor, {platform.machine()}."
         )
     if facts.instruction_set is None:
         yield "Install a C compiler and then asyncrl again: its native core makes updates of small networks faster."

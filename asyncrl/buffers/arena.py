@@ -1,7 +1,7 @@
 """One anonymous shared mapping that holds every shared array of a run.
 
-A memfd has no name in `/dev/shm`, so a killed run leaves no file and no other user can open it. The runner creates the
-arena; children get its file descriptor with their start-up arguments.
+The memory has no name (`asyncrl.config.host`), so a killed run leaves no file and no other user can open it. The runner
+creates the arena; children get its file descriptor with their start-up arguments.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import contextlib
 import math
 import mmap
 import os
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from asyncrl.buffers.words import Words, words_of
+from asyncrl.config.host import IS_LINUX, open_lock_file, open_memory
 
 _ALIGNMENT = 128  # two cache lines, so words of different writers never share one
 
@@ -42,21 +44,6 @@ def arena_size(specs: Iterable[ArraySpec]) -> int:
     return sum(spec.padded_bytes for spec in specs)
 
 
-def open_memory(size: int) -> int:
-    """A descriptor of so many bytes of shared memory without a name; its pages are not allocated yet."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("asyncrl", os.MFD_CLOEXEC)
-    else:
-        fd, path = tempfile.mkstemp(prefix="asyncrl-")
-        os.unlink(path)
-    try:
-        os.ftruncate(fd, size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 class Arena:
     """Shared arrays by name. The process that creates it owns it; others have views of the same pages.
 
@@ -64,8 +51,14 @@ class Arena:
         specs: the arrays, with which another arena of the same layout can be created.
     """
 
-    def __init__(self, fd: int, specs: tuple[ArraySpec, ...]) -> None:
-        """Maps an existing file descriptor; `Arena.create` makes a new one."""
+    def __init__(self, fd: int, specs: tuple[ArraySpec, ...], lock_fd: int | None = None) -> None:
+        """Maps an existing file descriptor; `Arena.create` makes a new one.
+
+        Args:
+            fd: the shared memory, which the arena closes.
+            specs: its arrays.
+            lock_fd: a file for record locks, which the arena closes, too; None if the memory itself takes them.
+        """
         self.specs = specs
         self._mapping = mmap.mmap(fd, arena_size(specs))
         self._arrays: dict[str, npt.NDArray[Any]] = {}
@@ -73,7 +66,7 @@ class Arena:
         for spec in specs:
             self._arrays[spec.name] = np.ndarray(spec.shape, spec.dtype, self._mapping, offset)
             offset += spec.padded_bytes
-        self._fd = fd  # last: an arena that cannot be made does not close it
+        self._fds = [fd] if lock_fd is None else [fd, lock_fd]  # last: an arena that cannot be made closes neither
 
     @classmethod
     def create(cls, specs: Iterable[ArraySpec]) -> Arena:
@@ -87,13 +80,15 @@ class Arena:
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError(f"two arrays share a name: {sorted(spec.name for spec in specs)}")
         size = arena_size(specs)
-        fd = open_memory(size)
+        opened = [open_memory(size, allocate=True)]
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(fd, 0, size)
-            return cls(fd, specs)
+            lock_fd = open_lock_file()
+            if lock_fd is not None:
+                opened.append(lock_fd)
+            return cls(opened[0], specs, lock_fd)
         except BaseException:
-            os.close(fd)
+            for fd in opened:
+                os.close(fd)
             raise
 
     def array(self, name: str) -> npt.NDArray[Any]:
@@ -103,12 +98,9 @@ class Arena:
         """Returns an array, or None if the arena has none of this name."""
         return self._arrays.get(name)
 
-    def words(self, name: str) -> memoryview:
-        """Returns a one-dimensional int64 array as a memoryview: each item is read or written in one aligned access."""
-        array = self._arrays[name]
-        if array.dtype != np.int64 or array.ndim != 1:
-            raise ValueError(f"{name} is {array.dtype} with {array.ndim} dimensions, words are int64 with one")
-        return memoryview(array)  # type: ignore[arg-type]
+    def words(self, name: str) -> Words:
+        """Returns a one-dimensional int64 array as words: each is read or written in one aligned access, in order."""
+        return words_of(self._arrays[name])
 
     def scoped(self, prefix: str) -> Arena:
         """Returns a view in which the name `x` is the array `prefix + "x"` if there is one, otherwise the array `x`.
@@ -123,31 +115,30 @@ class Arena:
         """All bytes of the mapping, which lives as long as this array."""
         return np.frombuffer(self._mapping, dtype=np.uint8)
 
-    def fileno(self) -> int:
-        """The descriptor of the mapped file."""
-        return self._fd
+    def lock_fileno(self) -> int:
+        """The descriptor of a file that all processes of the arena have, for record locks."""
+        return self._fds[-1]
 
     def close(self) -> None:
-        """Closes the descriptor; the pages are freed with the last view of them."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Closes the descriptors; the pages are freed with the last view of them."""
+        while self._fds:
+            os.close(self._fds.pop())
         self._arrays.clear()
 
     def free(self) -> None:
         """Closes it and gives its pages back, also those that a forgotten view keeps; no other process may have it."""
-        if hasattr(mmap, "MADV_REMOVE"):
+        if IS_LINUX and hasattr(mmap, "MADV_REMOVE"):
             with contextlib.suppress(OSError):  # not of a file that cannot have holes
                 self._mapping.madvise(mmap.MADV_REMOVE)
         self.close()
 
     def __del__(self) -> None:
         """An arena that was not closed leaves no descriptor behind; its views keep its pages."""
-        if self.__dict__.get("_fd", -1) >= 0:
-            os.close(self._fd)
+        for fd in self.__dict__.get("_fds", ()):
+            os.close(fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_arena, (reduction.DupFd(self._fd), self.specs)
+        return _rebuild_arena, (list(map(reduction.DupFd, self._fds)), self.specs)
 
 
 class _ScopedArena(Arena):
@@ -162,8 +153,8 @@ class _ScopedArena(Arena):
     def pages(self) -> npt.NDArray[np.uint8]:
         return self._whole.pages()
 
-    def fileno(self) -> int:
-        return self._whole.fileno()
+    def lock_fileno(self) -> int:
+        return self._whole.lock_fileno()
 
     def close(self) -> None:
         self._arrays.clear()
@@ -172,5 +163,6 @@ class _ScopedArena(Arena):
         return _ScopedArena, (self._whole, self._prefix)
 
 
-def _rebuild_arena(duplicate: Any, specs: tuple[ArraySpec, ...]) -> Arena:
-    return Arena(duplicate.detach(), specs)
+def _rebuild_arena(duplicates: Sequence[Any], specs: tuple[ArraySpec, ...]) -> Arena:
+    fd, *lock_fd = (duplicate.detach() for duplicate in duplicates)
+    return Arena(fd, specs, *lock_fd)

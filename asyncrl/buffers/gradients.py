@@ -57,7 +57,7 @@ class GradientPlaces:
 
     def last_number(self, worker_idx: int) -> int:
         """Returns the number of the worker's last gradient, 0 if there was none."""
-        return int(max(self._order[worker_idx * PLACES : (worker_idx + 1) * PLACES]))
+        return max(self._order[worker_idx * PLACES + place] for place in range(PLACES))
 
     def write(self, place: int, gradient: npt.NDArray[np.float32], number: int) -> None:
         """Hands a gradient over (worker); `number` counts the gradients of the worker."""

@@ -1,9 +1,9 @@
 """How processes notify each other of work: rings of numbers, wake-ups, and requests for actions.
 
 **Rings.** A lock-free ring of integers has one producer and one consumer. Only the producer writes `tail`, only the
-consumer writes `head`, and an item is written before the tail that covers it. Each store is one aligned 8-byte write,
-and x86-64 keeps the order of stores, so the consumer never sees a tail whose items are missing. A process killed at
-any instruction leaves the ring usable by the other side.
+consumer writes `head`, and an item is written before the tail that covers it. Each store is one aligned 8-byte write in
+the order of `asyncrl.buffers.words`, so the consumer never sees a tail whose items are missing. A process killed at any
+instruction leaves the ring usable by the other side.
 
 **Wake-ups.** Each consumer has one eventfd (elsewhere a pipe), made before any process starts, so a restarted process
 needs nothing from the others. A wake-up is a hint: it is sent after the data was written, and a waiting process checks
@@ -23,6 +23,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.config.host import open_wakeup
 
 
 class IndexRing:
@@ -88,7 +89,7 @@ class Waker:
     def __init__(self, read_fd: int | None = None, write_fd: int | None = None) -> None:
         """Makes a new waker; only the copy in a child process is given descriptors."""
         if read_fd is None or write_fd is None:
-            read_fd, write_fd = _new_descriptors()
+            read_fd, write_fd = open_wakeup()
         self._read_fd = read_fd
         self._write_fd = write_fd
 
@@ -123,16 +124,6 @@ class Waker:
 def _rebuild_waker(read: Any, write: Any) -> Waker:
     read_fd = read.detach()
     return Waker(read_fd, read_fd if write is read else write.detach())
-
-
-def _new_descriptors() -> tuple[int, int]:
-    if hasattr(os, "eventfd"):
-        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        return fd, fd
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(read_fd, False)
-    os.set_blocking(write_fd, False)
-    return read_fd, write_fd
 
 
 class RequestTable:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.inference_buffer import ActorOutput, Beginnings
 from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
+from asyncrl.buffers.words import Words
 from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.storage.checkpoint import SavedReplay
@@ -101,9 +102,9 @@ class ReplayStripes:
     terminated: Any
     truncated: Any
     valid: npt.NDArray[np.bool_]
-    num_rows: memoryview[int] | list[int]
+    num_rows: Words | list[int]
     _fields: dict[str, Any]
-    _env_steps: memoryview[int] | list[int]
+    _env_steps: Words | list[int]
 
     def __init__(self, arena: Arena) -> None:
         self._fields = {name: arena.array(f"replay.{name}") for name in FIELDS}

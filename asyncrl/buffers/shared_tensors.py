@@ -111,9 +111,9 @@ class SharedMoments:
 
     def read_all(self, entries: DoubleArray) -> None:
         """Copies the entries of all owners into `entries`, except those that were written meanwhile."""
-        before = self._written.tolist()
+        before = list(self._written)
         values = self._values.copy()
-        for owner, (then, now) in enumerate(zip(before, self._written.tolist(), strict=True)):
+        for owner, (then, now) in enumerate(zip(before, list(self._written), strict=True)):
             if then == now:
                 entries[owner] = values[owner, then % 2]
 

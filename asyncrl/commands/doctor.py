@@ -75,7 +75,7 @@ class _Doctor(Command[_Options]):
 def _try_to_train(options: _Options, machine: Machine) -> tuple[Speeds | None, str | None, int]:
     """The measured speeds, or why nothing was measured, and the exit code."""
     try:
-        if problems := list(find_machine_problems(not machine.keeps_store_order)):
+        if problems := list(find_machine_problems(not machine.shares_words)):
             raise UsageError(*problems)
         if options.seconds == 0:
             return None, None, 0
@@ -110,7 +110,7 @@ class _Records(Observer):
 
 def _train(env: str, seconds: float, machine: Machine) -> Speeds:
     """Trains as a new user would, with the environment's preset, but in one process where several are not possible."""
-    in_one_process: dict[str, Any] = {} if machine.keeps_store_order else {"serial_mode": True, "async_rl": False}
+    in_one_process: dict[str, Any] = {} if machine.shares_words else {"serial_mode": True, "async_rl": False}
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
         config = TrainConfig(
             env=env,

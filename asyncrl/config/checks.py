@@ -83,10 +83,10 @@ def _device_of_each_rank(config: TrainConfig, plan: ResourcePlan, machine: Machi
 
 
 def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
-    if not plan.serial_mode and not machine.keeps_store_order:
+    if not plan.serial_mode and not machine.shares_words:
         text = (
-            f"Processes that share memory rely on the order of stores and loads that x86-64 keeps, and this processor "
-            f"is {platform.machine()}: here a run has one process."
+            f"Processes that share memory need the native core on this processor, {platform.machine()}, and it was not "
+            "built: install a C compiler and then asyncrl again, or let the run have one process."
         )
         yield make_problem("serial_mode", text, "--serial_mode=True")
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
-import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.config import cgroups
-
-_KEEP_STORE_ORDER = ("x86_64", "amd64", "i386", "i686")
-"""Processors by their names in `platform.machine()`."""
+from asyncrl.config import cgroups, host
+from asyncrl.native import LIBRARY
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,8 @@ class Machine:
         num_ranks: learners that train one policy together, on all machines.
         num_local_ranks: ranks on this machine, which share its resources.
         local_rank: index of this process among them.
-        keeps_store_order: whether another core sees stores and loads in the order of the program, as on x86-64.
+        shares_words: whether processes can share words (`asyncrl.buffers.words`): on x86-64, and elsewhere with the
+            native core.
     """
 
     cores: int
@@ -36,7 +33,7 @@ class Machine:
     num_ranks: int = 1
     num_local_ranks: int = 1
     local_rank: int = 0
-    keeps_store_order: bool = True
+    shares_words: bool = True
 
     @property
     def cuda_is_usable(self) -> bool:
@@ -50,18 +47,18 @@ class Machine:
             available_cores(),
             cuda is not None,
             _num_cuda_devices(cuda) if cuda is not None else 0,
-            keeps_store_order=keeps_store_order(),
+            shares_words=shares_words(),
         )
 
 
-def keeps_store_order() -> bool:
-    """Whether another core sees stores and loads in the order of the program, as on x86-64."""
-    return platform.machine().lower() in _KEEP_STORE_ORDER
+def shares_words() -> bool:
+    """Whether processes of this machine can share words, see `Machine`."""
+    return host.keeps_store_order() or LIBRARY.exists()
 
 
 def available_cores() -> int:
     """Cores that this process may use; `taskset` or the CPU limit of a container may reduce them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = host.num_usable_cores()
     return min(cores, cgroups.cpu_quota() or cores)
 
 

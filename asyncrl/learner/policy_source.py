@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from asyncrl.buffers.messages import IndexRing, Waker
+from asyncrl.buffers.words import Words
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.slot_ledger import Columns, ThreadedSource
@@ -29,8 +30,8 @@ class PolicySource(ThreadedSource):
     def __init__(
         self,
         rows: PolicyRows,
-        filled: memoryview,
-        taken: memoryview,
+        filled: Words,
+        taken: Words,
         ready: Sequence[IndexRing],
         workers: Sequence[Waker],
         slots_per_worker: int,

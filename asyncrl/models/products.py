@@ -8,7 +8,6 @@ made 238 GFLOP/s, MKL 112 and NumPy's OpenBLAS 131.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
+
+from asyncrl.config import host
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -27,7 +28,6 @@ FEWEST_ROWS_FOR_ONEDNN = 8
 """Rows (samples) from which on oneDNN is faster."""
 
 _SIZES_IN_AN_OCTAVE_LOG2 = 4
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def bmm(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def onednn_is_faster() -> bool:
 
 def is_amd() -> bool:
     """Whether AMD made this machine's processor."""
-    return _CPU_INFO.exists() and "AuthenticAMD" in _CPU_INFO.read_text(encoding="utf-8", errors="replace")
+    return "AuthenticAMD" in host.cpu_info("vendor_id")
 
 
 def _is_for_onednn(left: Tensor, num_out: int) -> bool:

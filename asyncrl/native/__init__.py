@@ -1,7 +1,8 @@
-"""The native core: small perceptrons in C, which act and are trained; loaded with ctypes.
+"""The native core in C, loaded with ctypes: small perceptrons, which act and are trained; words that processes share.
 
 `hatch_build.py` compiles `core.c` and `kernels.c` into `_core.so` where a C compiler is found. Without the library,
-NumPy does the same work. `core.h` explains the records. The calls release the interpreter's lock.
+NumPy does the same work, and only x86-64 can share words. `core.h` explains the records. Calls of the kernels release
+the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from collections.abc import Callable
 from ctypes import POINTER, c_double, c_float, c_int64, c_void_p
 from pathlib import Path
 
@@ -168,6 +170,28 @@ class Kernels:
         self.evaluate, self.apply, self.step = table.evaluate, table.apply, table.step
 
 
+LoadWord = Callable[[int], int]
+StoreWord = Callable[[int, int], None]
+
+
+@functools.cache
+def word_access() -> tuple[LoadWord, StoreWord] | None:
+    """Functions that read and write the 64-bit word at an address, between fences; None without the library."""
+    if LIBRARY.exists():
+        library = ctypes.PyDLL(str(LIBRARY))  # keeps the interpreter's lock: to release it would take longer
+        library.asyncrl_load_word.restype = c_int64
+        library.asyncrl_load_word.argtypes = [c_void_p]
+        library.asyncrl_store_word.restype = None
+        library.asyncrl_store_word.argtypes = [c_void_p, c_int64]
+        return library.asyncrl_load_word, library.asyncrl_store_word
+    return None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    return ctypes.CDLL(str(LIBRARY)) if LIBRARY.exists() else None
+
+
 @functools.cache
 def kernels(instruction_set: str | None = None) -> Kernels | None:
     """The kernels for this processor; None if the library was not built.
@@ -175,9 +199,9 @@ def kernels(instruction_set: str | None = None) -> Kernels | None:
     Args:
         instruction_set: the largest one to use: avx512, avx2 or sse2; None takes the largest of the processor.
     """
-    if not LIBRARY.exists():
+    library = _library()
+    if library is None:
         return None
-    library = ctypes.CDLL(str(LIBRARY))
     library.asyncrl_kernels.restype = POINTER(_Table)
     library.asyncrl_kernels.argtypes = [ctypes.c_char_p]
     return Kernels(library.asyncrl_kernels(instruction_set and instruction_set.encode()).contents)

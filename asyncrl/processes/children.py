@@ -37,6 +37,7 @@ from typing import Any
 
 import psutil
 
+from asyncrl.config.host import START_METHOD, open_process
 from asyncrl.observers.reports import Report
 from asyncrl.processes.ending import flush_output
 from asyncrl.processes.lifeline import end_with, kill_group
@@ -117,7 +118,7 @@ def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
     file = getattr(main, "__file__", None)
     if file is not None and getattr(main, "__spec__", None) is None and not os.path.exists(file):
         del main.__file__  # of a script from standard input, which children can import no more than a notebook
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if START_METHOD == "spawn":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*first_modules, *_PRELOADED])
@@ -230,9 +231,7 @@ class ChildProcess:
         assert self.process.pid is not None
         self.pid: int = self.process.pid
         self._fork_server = _fork_server_pid()
-        self._pidfd: int | None = None
-        with contextlib.suppress(AttributeError, OSError):  # the system has no pidfd
-            self._pidfd = os.pidfd_open(self.pid)
+        self._pidfd = open_process(self.pid)
 
     @property
     def sentinel(self) -> int:

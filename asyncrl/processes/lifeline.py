@@ -14,8 +14,9 @@ import logging
 import os
 import select
 import signal
-import sys
 import threading
+
+from asyncrl.config.host import IS_LINUX
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def end_with(own: int, starters: int) -> None:
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    if sys.platform.startswith("linux"):
+    if IS_LINUX:
         try:
             for descriptor in (own, starters):
                 fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpid())

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 import psutil
 
-from asyncrl.buffers.arena import open_memory
 from asyncrl.config import cgroups
 from asyncrl.config.errors import Problem
+from asyncrl.config.host import open_memory
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.processes.temporary_folder import use_folder_for_sockets

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from asyncrl.config import host
+
 _PACKAGES = (
     "asyncrl", "torch", "numpy", "gymnasium", "mujoco", "faster-fifo", "signal-slot-mp", "tensorboardX", "safetensors",
     "pydantic", "psutil",
@@ -28,9 +30,9 @@ def describe(device: str) -> dict[str, Any]:
         "git_commit": git_commit(_SOURCE_ROOT),
         "machine": {
             "platform": platform.platform(),
-            "cpu": _cpu_name(),
+            "cpu": host.cpu_name(),
             "cores": os.cpu_count(),
-            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "usable_cores": host.num_usable_cores(),
             "memory_bytes": psutil.virtual_memory().total,
             "gpus": _gpu_names(),
             "device": device,
@@ -55,10 +57,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    return next(iter(_values(Path("/proc/cpuinfo"), "model name")), platform.processor())
 
 
 def _gpu_names() -> list[str]:

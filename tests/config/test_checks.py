@@ -65,8 +65,8 @@ def test_tensors_are_stepped_and_trained_in_turn_in_one_process() -> None:
     assert resolve(TrainConfig(**in_turn), CPU).num_slots == 0
 
 
-def test_another_memory_order_than_that_of_x86_64_allows_one_process() -> None:
-    weak = Machine(cores=16, keeps_store_order=False)
+def test_a_processor_on_which_words_cannot_be_shared_allows_one_process() -> None:
+    weak = Machine(cores=16, shares_words=False)
     for settings in ({}, {"algo": "sac"}, {"backend": "hogwild", "algo": "a2c"}):
         assert only(problems(weak, **settings)).suggestions == ("--serial_mode=True",)
         assert problems(weak, **settings, serial_mode=True) == []

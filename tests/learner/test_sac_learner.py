@@ -20,12 +20,12 @@ from transitions import BOX, CHOICE, CPU, draw
 from unavoidable import needs_cuda
 
 from asyncrl.algorithms.off_policy import Transitions
+from asyncrl.config import host
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.fast.layers import matmul_dtype
 from asyncrl.learner.fast.sac_passes import SacPasses
 from asyncrl.learner.sac import SacLearner
-from asyncrl.models import products
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
@@ -210,7 +210,7 @@ def test_auto_precision_is_bfloat16_where_the_hardware_multiplies_it_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
-    monkeypatch.setattr(products, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "_CPU_INFO", tmp_path / "cpuinfo")
     for name, answer in (("_is_avx512_bf16_supported", has_avx512), ("_is_amx_tile_supported", has_amx)):
         if answer is None:
             monkeypatch.delattr(torch.cpu, name, raising=False)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from asyncrl.config import host
 from asyncrl.models import products
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
@@ -169,7 +170,7 @@ def test_the_choice_follows_from_the_processor(
 ) -> None:
     if cpu_info is not None:
         (tmp_path / "cpuinfo").write_text(cpu_info)
-    monkeypatch.setattr(products, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(host, "_CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert products.onednn_is_faster.__wrapped__() is expected
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl.config.host import usable_cores
 from asyncrl.config.machine import available_cores
 from asyncrl.processes.lifeline import kill_group
 
@@ -164,8 +164,8 @@ class CoreSets:
 
     def _cores_of(self, core_set: int) -> str:
         """The cores of a core set; all if they are not shared out, or cannot be."""
-        if self._num_core_sets is None or not hasattr(os, "sched_getaffinity"):
+        usable = usable_cores()
+        if self._num_core_sets is None or usable is None:
             return "all"
-        usable = sorted(os.sched_getaffinity(0))
         share = self.cores_per_set
         return ",".join(str(usable[(core_set * share + idx) % len(usable)]) for idx in range(share))

@@ -32,7 +32,7 @@ from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.machine import keeps_store_order
+from asyncrl.config.machine import shares_words
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.contrib.ray_pools.batches import Batch, Payload
@@ -86,10 +86,10 @@ class Pool:
         """Starts the workers.
 
         Raises:
-            RunFailed: the processor of this machine does not keep the order of stores.
+            RunFailed: processes of this machine cannot share words.
         """
-        if not keeps_store_order():
-            text = f"a pool needs an x86-64 processor, and that of {socket.gethostname()} is {platform.machine()}"
+        if not shares_words():
+            text = f"a pool needs the native core on the processor of {socket.gethostname()}, {platform.machine()}"
             raise RunFailed(text, is_final=True)
         arena, self._workers = Arena.create(start.arena), start.workers
         parts = start.config, start.plan, start.spec, arena, Path(), None, start.seed_steps, start.rank

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class PushLock:
-    """One lock for all processes of an arena: a record lock on its file, which the kernel frees if the holder dies.
+    """One lock for all processes of an arena: a record lock on a file, which the kernel frees if the holder dies.
 
     Attributes:
         is_held: whether this object holds it. Objects of one process do not exclude one another.
@@ -45,7 +45,7 @@ class PushLock:
         wait_s, has_waited = _FIRST_WAIT_S, False
         while not self.is_held:
             try:
-                fcntl.lockf(self._arena.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+                fcntl.lockf(self._arena.lock_fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
                 self.is_held = True
             except OSError as error:
                 if not isinstance(error, (BlockingIOError, PermissionError)):
@@ -59,7 +59,7 @@ class PushLock:
     def release(self) -> None:
         if self.is_held:
             self.is_held = False
-            fcntl.lockf(self._arena.fileno(), fcntl.LOCK_UN, 1)
+            fcntl.lockf(self._arena.lock_fileno(), fcntl.LOCK_UN, 1)
 
 
 class _TooStaleError(Exception):

@@ -82,7 +82,7 @@ def test_a_cluster_that_has_ended_is_the_end_of_the_run(free_port: int, monkeypa
 
 
 def test_a_pool_refuses_a_processor_that_reorders_stores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "keeps_store_order", lambda: False)
+    monkeypatch.setattr(pool, "shares_words", lambda: False)
     with pytest.raises(RunFailed, match="a pool needs an x86-64 processor") as refused:
         pool.Pool(cast(Any, None))
     assert refused.value.is_final
