@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import resource
 from collections.abc import Iterator
 
 import pytest
 
 from asyncrl.buffers.messages import Waker
+from asyncrl.config import host
 
 
 @pytest.fixture(params=["eventfd", "pipe"])
 def waker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waker]:
     if request.param == "pipe":
-        monkeypatch.delattr(os, "eventfd")
+        monkeypatch.setattr(host, "IS_LINUX", False)
     waker = Waker()
     yield waker
     waker.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,6 @@ def test_a_reward_belongs_to_its_observation_and_is_discounted(
 ) -> None:
     trained = run(tmp_path, "serial", env, gamma=0.5, **CRITIC)
     assert trained.values(*observations) == pytest.approx(values, abs=0.05)
-
-
-def test_it_runs_on_a_system_without_the_calls_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Children get descriptors, so it is the runner's system that decides. macOS has none of these.
-    for name in ("memfd_create", "eventfd", "posix_fallocate", "pidfd_open", "sched_getaffinity"):
-        monkeypatch.delattr(os, name)
-    trained = run(tmp_path, "async-central", "ConstantReward", **CRITIC)
-    assert trained.values([0.0]) == pytest.approx([1.0], abs=0.05)
 
 
 @pytest.mark.parametrize(("mode", "num_actions", "start"), [("serial", 3, 5), ("async-central", 2, 0)])
