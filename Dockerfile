@@ -2,10 +2,10 @@
 #
 #   docker build --target=cpu -t asyncrl .
 #   docker build --target=cuda -t asyncrl:cuda .
-#   docker run --rm --user="$(id -u):$(id -g)" -v "$PWD:/work" asyncrl train --env=CartPole-v1
-#   docker run --rm --gpus=all -v "$PWD:/work" asyncrl:cuda train --env=Humanoid-v5 --device=cuda
+#   docker run --rm --init --user="$(id -u):$(id -g)" -v "$PWD:/work" asyncrl train --env=CartPole-v1
+#   docker run --rm --init --gpus=all -v "$PWD:/work" asyncrl:cuda train --env=Humanoid-v5 --device=cuda
 #
-# Shared memory is anonymous files, so --shm-size need not be raised.
+# Shared memory is anonymous files, so --shm-size need not be raised. The image draws nothing: it has no pygame and no ffmpeg.
 
 FROM debian:bookworm-slim AS base
 RUN apt-get update && \
@@ -16,7 +16,7 @@ ENV PATH=/opt/asyncrl/bin:$PATH PYTHONUNBUFFERED=1
 # What the tested versions are; torch is chosen by each target.
 COPY constraints.txt /opt/constraints.txt
 
-# Compiles what has no wheel, the native core among it; the image has no compiler.
+# Compiles the native core, and faster-fifo where it has no wheel; the image has no compiler.
 FROM base AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ python3-dev
 COPY . /source

@@ -2,8 +2,8 @@
 
     python scripts/check_containers.py [CASE ...]
 
-Each case must end with exit code 0, or with 2 and one sentence. The run is an asynchronous one of CartPole. For the case
-of a uid without a name, everybody must be able to run the interpreter.
+Each case must end with exit code 0, or with 2 and one sentence. The run is an asynchronous one of CartPole. Everybody
+must be able to run the interpreter, for the case of a uid without a name.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ package = pathlib.Path(asyncrl.__file__).parent
 assert pathlib.Path(sys.prefix) in package.parents, f"{package} is not in {sys.prefix}"
 assert presets_folder() == package / "configs" and "mujoco" in preset_names(), "the wheel lacks its presets"
 assert (package / "py.typed").exists(), "the wheel lacks py.typed"
+from asyncrl.contrib.zoo.policies import zoo_folder, zoo_names
+assert package in zoo_folder().parents and "CartPole-v1" in zoo_names(), "the wheel lacks the zoo"
 END
 "$fresh/asyncrl" --version
 "$fresh/asyncrl" validate --env=CartPole-v1

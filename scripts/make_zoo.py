@@ -138,7 +138,7 @@ def table() -> str:
         training, played = about["training"], result.get("deterministic", result)
         sampled = _with_interval(result) if played is not result else "the same"
         seeds = ", ".join(f"{one:.0f}" for one in training["returns_of_seeds"])
-        cells = f"{result['env_steps']:,}", f"{training['seconds']:.0f}", about["git_commit"][:8], seeds
+        cells = f"{result['env_steps']:,}", f"{training['seconds']:.0f}", str(about["git_commit"])[:8], seeds
         lines.append(f"| {name} | {_with_interval(played)} | {sampled} | {' | '.join(cells)} |")
     commands = [f"asyncrl train {' '.join(flags_of(env, 0))}" for env in TASKS if env.replace("/", "_") in zoo_names()]
     processors = sorted({_processor(name) for name in zoo_names()})
@@ -150,6 +150,9 @@ def check(tasks: Sequence[str]) -> bool:
     """Plays the policies anew; prints old and new intervals and returns whether they meet."""
     are_right = True
     for name in (env.replace("/", "_") for env in tasks):
+        if name not in zoo_names():
+            print(f"{name}: not in the zoo", flush=True)
+            continue
         stored, new = results_of(name), play(zoo_folder() / name, EPISODES, OTHER_SEED + 1)
         for kind in ("sampled", "deterministic"):
             before, after = _of_kind(stored, kind), _of_kind(new, kind)

@@ -8,6 +8,7 @@ if [ -z "${HF_TOKEN:-}" ] && ! hf auth whoami >/dev/null 2>&1; then
     echo "There is no token of the Hugging Face Hub: give hf auth login, or set HF_TOKEN." >&2
     exit 2
 fi
+shopt -s nullglob
 for folder in zoo/*/; do
     name=$(basename "$folder")
     echo "asyncrl/$name"

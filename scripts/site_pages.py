@@ -23,6 +23,7 @@ SOURCES = {
     "index.md": ROOT / "README.md",
     "contributing.md": ROOT / "CONTRIBUTING.md",
     "changelog.md": ROOT / "CHANGELOG.md",
+    "zoo.md": ROOT / "zoo" / "README.md",
     "notebook.md": ROOT / "docs" / "notebooks" / "cartpole.ipynb",
 }
 """Files of the repository that are pages under other names."""

@@ -171,9 +171,10 @@ def _children() -> set[str]:
 
 def _descriptors() -> dict[int, str]:
     found = {}
-    for name in os.listdir("/proc/self/fd"):
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder if folder.is_dir() else "/dev/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
+            target = os.readlink(folder / name) if folder.is_dir() else "open"
         except FileNotFoundError:
             continue
         if _HEAP_BLOCK not in target:

@@ -1,4 +1,4 @@
-"""Words in shared memory by which processes hand data to one another: 64-bit integers, each with one writer.
+"""Words in shared memory by which processes hand data to one another: 64-bit integers, each with one writer at a time.
 
 The protocols of this package need of a word, beside that it is read and written as a whole:
 
@@ -7,6 +7,7 @@ The protocols of this package need of a word, beside that it is read and written
 
 x86-64 keeps the order of stores and that of loads, so there a word is an item of a memoryview. Other processors (ARM)
 keep neither: there the native core reads and writes words, with a fence on both sides, in about half a microsecond.
+Without the native core only a run in one process is possible there, whose words need no order.
 `tests/buffers/test_memory_order.py` runs the protocols on a model of such a processor.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.host import keeps_store_order
-from asyncrl.native import word_access
+from asyncrl.native import LoadWord, StoreWord, word_access
 
 
 class Words(Protocol):
@@ -37,15 +38,8 @@ class Words(Protocol):
 class FencedWords:
     """Words that the native core reads and writes between fences."""
 
-    def __init__(self, array: npt.NDArray[np.int64]) -> None:
-        """Views `array [N]`, whose memory stays where it is.
-
-        Raises:
-            RuntimeError: the native core was not built.
-        """
-        access = word_access()
-        if access is None:
-            raise RuntimeError("processes can share words on this processor only with the native core")
+    def __init__(self, array: npt.NDArray[np.int64], access: tuple[LoadWord, StoreWord]) -> None:
+        """Views `array [N]`, whose memory stays where it is."""
         self._array = array  # keeps the memory
         self._load, self._store = access
         first, step = array.__array_interface__["data"][0], array.strides[0] if len(array) else 0
@@ -72,4 +66,5 @@ def words_of(array: npt.NDArray[Any]) -> Words:
     """
     if array.dtype != np.int64 or array.ndim != 1:
         raise ValueError(f"words are int64 with one dimension, got {array.dtype} with {array.ndim}")
-    return memoryview(array) if keeps_store_order() else FencedWords(array)  # type: ignore[arg-type]
+    access = None if keeps_store_order() else word_access()
+    return memoryview(array) if access is None else FencedWords(array, access)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from asyncrl.commands.player_options import (
     ENV_ARGUMENTS,
     SEED,
     EnvArguments,
-    given_player_option,
+    given_player_options,
     options_of,
     with_player_options,
 )
@@ -97,8 +97,8 @@ def _show(options: Options) -> None:
     from asyncrl.evaluation.team import load_team
 
     policy = load_to_play(path, options)
-    if (given := given_player_option(options)) is not None:
-        teams: list[Team] = load(given.make_teams)(policy, path, options)
+    if given := given_player_options(options):
+        teams: list[Team] = load(given[0].make_teams)(policy, path, options)
     else:
         teams = [load_team(policy, path, options.device, options.seed)]
     episodes = options.episodes or max(3, len(teams))

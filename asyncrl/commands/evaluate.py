@@ -25,7 +25,7 @@ from asyncrl.commands.player_options import (
     ENV_ARGUMENTS,
     SEED,
     EnvArguments,
-    given_player_option,
+    given_player_options,
     options_of,
     with_player_options,
 )
@@ -62,7 +62,7 @@ class Options(RunOptions):
     deterministic: bool | None = option(
         None,
         "only deterministic actions; --deterministic=False: only sampled ones [default: the episodes are played with "
-        "both, but with --compare, --episodes_csv, --video, --render or --opponents with sampled ones]",
+        "both, but with --compare, --episodes_csv, --video, --render, --record or --opponents with sampled ones]",
     )
     env: str | None = ENV
     env_kwargs: EnvArguments = ENV_ARGUMENTS
@@ -105,7 +105,9 @@ class _Evaluate(RunCommand[Options]):
             yield "--render shows episodes and --video records them: give one of the two."
         if options.compare is not None and (options.render or options.video is not None):
             yield "--compare plays several policies: record or show one of them, without --compare."
-        if (player := given_player_option(options)) is not None:
+        if len(given_options := given_player_options(options)) > 1:
+            yield f"{' and '.join(f'--{each.name}' for each in given_options)} are not possible together."
+        for player in given_options[:1]:
             for name in player.excludes:
                 if getattr(options, name) is not None:
                     yield f"--{name} is not possible with --{player.name}, which plays {player.plays}."
@@ -123,10 +125,10 @@ class _Evaluate(RunCommand[Options]):
             _check_can_write(options.episodes_csv)
         path = find_given_checkpoint(options.named_run, options.checkpoint, options.train_dir)
         try:
-            given = given_player_option(options)
-            if given is None and options.compare is None:
+            given = given_player_options(options)
+            if not given and options.compare is None:
                 return _evaluate(path, options)
-            result = _compare(path, options) if given is None else load(given.evaluate)(path, options)
+            result = load(given[0].evaluate)(path, options) if given else _compare(path, options)
             return _show(result, bool(options.deterministic))
         except EnvironmentFailed as error:
             if (finished := getattr(error, "result", None)) is not None:

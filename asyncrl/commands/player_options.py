@@ -59,9 +59,9 @@ def options_of(command: str) -> list[PlayerOption]:
     return [each for each in player_options() if command in each.descriptions]
 
 
-def given_player_option(options: BaseModel) -> PlayerOption | None:
-    """The option of a feature that is given; None without one."""
-    return next((each for each in player_options() if getattr(options, each.name, None) is not None), None)
+def given_player_options(options: BaseModel) -> list[PlayerOption]:
+    """The options of features that are given."""
+    return [each for each in player_options() if getattr(options, each.name, None) is not None]
 
 
 def with_player_options(model: type[Model], command: str) -> type[Model]:

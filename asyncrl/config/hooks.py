@@ -16,7 +16,7 @@ as text, `module:function`.
     NEEDS       name of a setting of the core: values that settings of the feature must have so that a run reads it
     OBSERVERS   name of a feature: function of settings to the `asyncrl.observers.observer.Observer` of a run, or None
     OTHER_NAMES name of a setting in another library: (the library, the setting here, the difference)
-    PLAYERS     name of a feature: its `asyncrl.commands.player_options.PlayerOption` of `evaluate` and `enjoy`
+    PLAYERS     name of a feature: its `asyncrl.commands.player_options.PlayerOption` of `evaluate` or `enjoy`
     PLOTS       command of `asyncrl plot`, whose figures a report has, too: its `asyncrl.analysis.plots.Plot`
     REPLAYS     name of a feature: function from the settings to its `asyncrl.config.replay_kinds.ReplayKind`, or None
     RULES       name of a feature: function of settings and plan to the problems of a run, `asyncrl.config.checks`

@@ -1,7 +1,7 @@
 """What only some systems have, each beside the form that every POSIX system has.
 
-All that Linux has beyond that is asked for here. `ASYNCRL_PORTABLE=1` takes the other forms on Linux, too: tests use
-it, and macOS runs with them.
+What a run relies on is chosen here. `ASYNCRL_PORTABLE=1` takes the other forms on Linux, too: tests use it, and macOS
+runs with them. What only shows or tunes something (control groups, devices) stands where it is read.
 
 | Linux | elsewhere |
 | --- | --- |
@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import platform
 import secrets
@@ -28,7 +29,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-IS_PORTABLE = bool(os.environ.get("ASYNCRL_PORTABLE"))
+log = logging.getLogger(__name__)
+
+IS_PORTABLE = os.environ.get("ASYNCRL_PORTABLE", "0") not in ("", "0")
 """Whether only what every system has is used."""
 
 IS_LINUX = sys.platform.startswith("linux") and not IS_PORTABLE
@@ -55,36 +58,36 @@ def open_memory(size: int, allocate: bool = False) -> int:
     Raises:
         OSError: there is not enough memory.
     """
-    failure: OSError | None = None
-    for make in (_open_memfd, _open_shared_memory, _open_deleted_file):
+    if IS_LINUX and hasattr(os, "memfd_create"):
         try:
-            descriptor = make()
-        except (AttributeError, ImportError, OSError):  # the system does not have it, or a container forbids it
-            continue
-        try:
-            os.ftruncate(descriptor, size)
-            if allocate and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptor, 0, size)
-            return descriptor
+            descriptor = os.memfd_create("asyncrl", os.MFD_CLOEXEC)
         except OSError as error:
-            os.close(descriptor)
-            failure = error
-            if make is _open_memfd or error.errno != errno.ENOSPC:  # another kind of memory may have more room
+            if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):  # a container may forbid it
                 raise
-        except BaseException:
-            os.close(descriptor)
+        else:
+            return _sized(descriptor, size, allocate)
+    try:
+        return _sized(_open_shared_memory(), size, allocate)
+    except (ImportError, OSError) as error:  # Python has no such module, or /dev/shm is missing or too small
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
-    raise failure or OSError(errno.ENOSYS, "this system has no shared memory and no temporary folder")
+        log.info("shared memory is a deleted file in %s: %s", tempfile.gettempdir(), error)
+    return _sized(_open_deleted_file(), size, allocate)
 
 
-def _open_memfd() -> int:
-    if not IS_LINUX:
-        raise OSError(errno.ENOSYS, "not used")
-    return os.memfd_create("asyncrl", os.MFD_CLOEXEC)
+def _sized(descriptor: int, size: int, allocate: bool) -> int:
+    try:
+        os.ftruncate(descriptor, size)
+        if allocate and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _open_shared_memory() -> int:
-    import _posixshmem  # type: ignore[import-not-found]  # what multiprocessing.shared_memory is made of, which keeps the name
+    import _posixshmem  # type: ignore[import-not-found]  # of multiprocessing.shared_memory, which keeps the name
 
     name = f"/asyncrl-{secrets.token_hex(8)}"  # macOS takes 31 characters
     descriptor: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

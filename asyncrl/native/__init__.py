@@ -179,6 +179,8 @@ def word_access() -> tuple[LoadWord, StoreWord] | None:
     """Functions that read and write the 64-bit word at an address, between fences; None without the library."""
     if LIBRARY.exists():
         library = ctypes.PyDLL(str(LIBRARY))  # keeps the interpreter's lock: to release it would take longer
+        if not hasattr(library, "asyncrl_load_word"):
+            raise RuntimeError(f"{LIBRARY} is of an older version: install asyncrl again")
         library.asyncrl_load_word.restype = c_int64
         library.asyncrl_load_word.argtypes = [c_void_p]
         library.asyncrl_store_word.restype = None

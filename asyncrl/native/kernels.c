@@ -21,7 +21,7 @@ INLINE float sum_of(vec v) {
     for (int distance = LANES / 2; distance > 0; distance /= 2) {
         ivec other;
         for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ distance;
-        v += __builtin_shuffle(v, other);
+        v += permuted(v, other);
     }
     return v[0];
 }

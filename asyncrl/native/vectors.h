@@ -19,6 +19,23 @@ INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec v) { *(vec *)p = v; }
 INLINE vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 
+/* The lanes of one vector, or of two, in the order `at`. */
+#if defined(__clang__)
+INLINE vec permuted(vec a, ivec at) {
+    vec v;
+    for (int lane = 0; lane < LANES; lane++) v[lane] = a[at[lane]];
+    return v;
+}
+INLINE vec merged(vec a, vec b, ivec at) {
+    vec v;
+    for (int lane = 0; lane < LANES; lane++) v[lane] = at[lane] < LANES ? a[at[lane]] : b[at[lane] - LANES];
+    return v;
+}
+#else
+#define permuted(a, at) __builtin_shuffle(a, at)
+#define merged(a, b, at) __builtin_shuffle(a, b, at)
+#endif
+
 /* The first `count` lanes from memory, zeros after them; and back. `count` is at most LANES. */
 #if defined(__AVX512F__) && LANES == 16
 INLINE vec load_part(const float *p, int64_t count) { return (vec)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1u), p); }
@@ -51,8 +68,8 @@ INLINE void store_part(float *p, vec v, int64_t count) {
         for (int i = 0; i < LANES; i++)                                                         \
             if (!(i & (DISTANCE))) {                                                            \
                 vec a_ = rows_[i], b_ = rows_[i + (DISTANCE)];                                  \
-                rows_[i] = __builtin_shuffle(a_, b_, low_);                                     \
-                rows_[i + (DISTANCE)] = __builtin_shuffle(a_, b_, high_);                       \
+                rows_[i] = merged(a_, b_, low_);                                                \
+                rows_[i + (DISTANCE)] = merged(a_, b_, high_);                                  \
             }                                                                                   \
     } while (0)
 

@@ -188,6 +188,23 @@ def _allowed_to_start_processes() -> Iterator[None]:
         config["daemon"] = is_daemon
 
 
+@contextlib.contextmanager
+def _stopping_blocked(context: BaseContext) -> Iterator[None]:
+    """Keeps signals that stop a run from a child that is being spawned, until `_child_main` can answer them.
+
+    A child of the fork server has them blocked from the server.
+    """
+    if context.get_start_method() != "spawn":
+        yield
+        return
+    resource_tracker.ensure_running()  # it would unblock them
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 class ChildProcess:
     """One child: its process, the pipe of its outcome, and the channel of its reports.
 
@@ -219,7 +236,7 @@ class ChildProcess:
             daemon=True,
         )
         try:
-            with _allowed_to_start_processes():
+            with _allowed_to_start_processes(), _stopping_blocked(context):
                 self.process.start()
         except (OSError, EOFError) as error:
             self.messages.close()
@@ -297,7 +314,10 @@ class ChildProcess:
         return self.process.exitcode == _UNKNOWN_EXIT and self._fork_server != _fork_server_pid()
 
     def _wait_for_end(self, timeout_s: float) -> bool:
-        return bool(connection.wait([self.sentinel], timeout_s))
+        if connection.wait([self.sentinel], timeout_s):
+            return True
+        # Without a pidfd the sentinel is a pipe, which processes that an environment has started may hold open.
+        return self._pidfd is None and self.process.exitcode is not None
 
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
 """The protocols hand data over whole on processors that reorder loads and stores, and not without the fences of words.
 
-Each test runs the package's own classes in every execution of `weak_memory`. "Without fences" shows that the model
-reorders, and that the protocol needs the fences.
+Each test runs the package's own classes in every execution of the model `weak_memory`. "Without fences" shows that the
+model reorders, and that the protocol needs the fences.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_the_learner_takes_a_dead_workers_slot_after_its_last_answer() -> None:
 
 
 def test_a_count_of_the_control_words_covers_what_was_written_before_it() -> None:
-    """So a change of weights or hyperparameters that the learner takes is whole."""
+    """So what the runner sends is complete when the learner takes it."""
     shapes = {
         "control": (11,),
         "control.best_return": (1, 1),

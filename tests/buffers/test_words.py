@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from small_training import SMALL
 
-from asyncrl import native
+from asyncrl import TrainConfig, Trainer, native
 from asyncrl.buffers import words
 from asyncrl.buffers.words import FencedWords, words_of
 from asyncrl.config import host, machine
@@ -17,9 +18,15 @@ from asyncrl.config.machine import Machine
 pytestmark = pytest.mark.skipif(not native.LIBRARY.exists(), reason="needs the native core")
 
 
+def access() -> tuple[native.LoadWord, native.StoreWord]:
+    found = native.word_access()
+    assert found is not None
+    return found
+
+
 def test_both_kinds_of_words_read_and_write_the_same_memory() -> None:
     array = np.array([3, -(2**63), 2**63 - 1, 7], dtype=np.int64)
-    view, fenced = memoryview(array), FencedWords(array)  # type: ignore[arg-type]
+    view, fenced = memoryview(array), FencedWords(array, access())  # type: ignore[arg-type]
     assert list(fenced) == list(view) and len(fenced) == len(view) == 4
     assert fenced[0] == 3 and fenced[-1] == view[-1] == 7
     fenced[1] = -5
@@ -36,12 +43,12 @@ def test_both_kinds_of_words_read_and_write_the_same_memory() -> None:
 
 def test_fenced_words_view_parts_of_arrays_and_keep_their_memory() -> None:
     whole = np.arange(10, dtype=np.int64)
-    part = FencedWords(whole[1::3])
+    part = FencedWords(whole[1::3], access())
     assert list(part) == [1, 4, 7]
     part[2] = -1
     assert whole[7] == -1
-    alone = FencedWords(np.full(1000, 9, dtype=np.int64))
-    assert set(alone) == {9} and list(FencedWords(np.empty(0, dtype=np.int64))) == []
+    alone = FencedWords(np.full(1000, 9, dtype=np.int64), access())
+    assert set(alone) == {9} and list(FencedWords(np.empty(0, dtype=np.int64), access())) == []
 
 
 @pytest.mark.parametrize("keeps_order", [True, False])
@@ -53,39 +60,22 @@ def test_the_processor_decides_which_words_there_are(monkeypatch: pytest.MonkeyP
             words_of(wrong)
 
 
-def test_without_the_native_core_other_processors_share_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_native_core_other_processors_train_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(host, "keeps_store_order", lambda: False)
     assert Machine.detect().shares_words
     monkeypatch.setattr(machine, "LIBRARY", native.LIBRARY.with_name("missing.so"))
     assert not Machine.detect().shares_words
+    monkeypatch.setattr(words, "keeps_store_order", lambda: False)
     monkeypatch.setattr(words, "word_access", lambda: None)
-    with pytest.raises(RuntimeError, match="only with the native core"):
-        FencedWords(np.zeros(1, np.int64))
-
-
-def test_a_reader_in_another_thread_sees_the_data_before_the_word() -> None:
-    """Python's lock hides a wrong order; what this shows is that each access is one of the whole word."""
-    word, values = FencedWords(np.zeros(1, np.int64)), (2**62 + 1, -(2**62) - 1)
-    wrong: list[int] = []
-
-    def write() -> None:
-        for count in range(20_000):
-            word[0] = values[count % 2]
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    while writer.is_alive():
-        if (seen := word[0]) not in (*values, 0):
-            wrong.append(seen)
-    writer.join()
-    assert wrong == []
+    in_one_process = TrainConfig(**{**SMALL, "train_for_env_steps": 200}, train_dir=str(tmp_path), experiment="serial")
+    assert Trainer(in_one_process, preset="none").run().summary.num_updates > 0
 
 
 def test_the_functions_for_words_have_the_types_of_c() -> None:
-    access = native.word_access()
-    assert access is not None
     cell = ctypes.c_int64(-(2**62))
-    load, store = access
+    load, store = access()
     assert load(ctypes.addressof(cell)) == -(2**62)
     store(ctypes.addressof(cell), 2**62)
     assert cell.value == 2**62

@@ -1,4 +1,4 @@
-"""Explores all executions of processes that share memory on a processor that reorders loads and stores.
+"""Explores the executions of processes that share memory on a processor that reorders loads and stores.
 
     roles     functions of a `WeakArena`; each is run again and again, up to its next access
     memory    of each place all values that were stored, the newest last, each with what its writer had fenced before
@@ -7,8 +7,9 @@
 A plain load returns any value that the view allows, so it may be older than what others have stored. A fence makes what
 was read or written before it binding for what follows, here and in whoever reads a later store and fences. This is the
 model of C11's relaxed accesses with sequentially consistent fences (Kang et al. 2017, "A promising semantics for
-relaxed-memory concurrency", without promises), to which ARM's `dmb ish` is at least as strong. Each place has one
-writer, so stores to a place have one order.
+relaxed-memory concurrency"), and ARM's `dmb ish` is at least as strong as its fence. Their promises are left out: a
+store is not seen before an earlier load of its process. The protocols need no more, because what one process reads and
+what it then tells others has a fence between. Each place has one writer, so stores to a place have one order.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from command import wait_until
 from killing import pids
 from signal_slot.signal_slot import EventLoop
 
+from asyncrl.config import host
 from asyncrl.processes import children as processes
 from asyncrl.processes.children import ChildFailure, ChildResult, ProcessManager, allow_descriptors
 from asyncrl.processes.signals import STOPPING
@@ -254,6 +255,7 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
     assert (len(gone), alive) == (2, [])
 
 
+@pytest.mark.skipif(host.START_METHOD != "forkserver", reason="unavoidable: no fork server")
 def test_children_outlive_their_fork_server_and_others_can_be_started(tmp_path: Path) -> None:
     program = run_program(f"lose_the_fork_server({str(tmp_path)!r})")
     output, _ = program.communicate()

@@ -20,6 +20,7 @@ from command import PROBE, Command, wait_until
 
 import asyncrl
 from asyncrl import train
+from asyncrl.config import host
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.run import preflight, runner
 from asyncrl.storage import checkpoint
@@ -136,6 +137,7 @@ def test_ctrl_c_before_there_is_a_run_ends_the_command(tmp_path: Path, monkeypat
     assert train.main(["--env=CartPole-v1", f"--train_dir={tmp_path}/runs"]) == 130
 
 
+@pytest.mark.skipif(host.START_METHOD != "forkserver", reason="unavoidable: no fork server")
 def test_ctrl_c_while_modules_are_loaded_shows_nothing_of_them(start: Callable[..., Command]) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", *PROBE, is_fresh=True)
     training.wait_until(lambda: any(map(loads_torch, training.session())), "the fork server loads torch")

@@ -19,6 +19,7 @@ from command import PROBE, Command, wait_until
 from killing import pids
 from run_helper import FinishedRun, run
 
+from asyncrl.config import host
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.observers.reports import RestartReport, RolloutReport
 from asyncrl.run import runner
@@ -177,6 +178,7 @@ def test_nothing_outlives_the_runner(start: Callable[..., Command], flags: tuple
     assert training.session() == []
 
 
+@pytest.mark.skipif(host.START_METHOD != "forkserver", reason="unavoidable: no fork server")
 def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command]) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", *PROBE)
     training.wait_until_trained()

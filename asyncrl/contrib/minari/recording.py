@@ -41,13 +41,14 @@ def evaluate(checkpoint: Path, options: Options) -> EvaluationResult:
     if policy.spec.agents or policy.spec.gives_tensors:
         kind = "several agents" if policy.spec.agents else "tensors of a device"
         raise UsageError(f"--record needs an environment of one agent, and {policy.config.env} has {kind}.")
-    writer = DatasetWriter(dataset_id, policy, _describe(checkpoint, policy, bool(options.deterministic)))
+    is_deterministic = bool(options.deterministic) or not policy.is_stochastic
+    writer = DatasetWriter(dataset_id, policy, _describe(checkpoint, policy, is_deterministic))
     result = play(
         policy,
         episodes=options.episodes,
         num_envs=options.num_envs,
         seed=options.seed,
-        deterministic=bool(options.deterministic),
+        deterministic=is_deterministic,
         make=lambda _: _RecordedEnv(make_checked_env(policy.config), writer),
     )
     print(f"wrote the Minari dataset {dataset_id}: {writer.num_episodes} episodes", flush=True)
@@ -89,7 +90,18 @@ class DatasetWriter:
         self.num_episodes = 0
 
     def write(self, env: gymnasium.Env[Any, Any], episode: dict[str, Any]) -> None:
-        """Adds an episode of this environment: the fields of Minari's `EpisodeBuffer`."""
+        """Adds an episode of this environment: the fields of Minari's `EpisodeBuffer`.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            self._write(env, episode)
+        except Exception as error:  # of the disk, h5py or Minari; the environment has not failed
+            text = f"The Minari dataset {self._dataset_id} cannot be written: {type(error).__name__}: {error}."
+            raise UsageError(text) from error
+
+    def _write(self, env: gymnasium.Env[Any, Any], episode: dict[str, Any]) -> None:
         import minari
         from minari.data_collector import EpisodeBuffer
 
@@ -163,9 +175,14 @@ def _columns(rows: Sequence[Any]) -> Any:
 
 
 def _spec_of(env: gymnasium.Env[Any, Any]) -> Any:
-    """What Gymnasium makes the environment from; None for one that it does not know."""
+    """What Gymnasium makes the environment from; None if it knows no such one, or makes one with other spaces."""
     spec = env.unwrapped.spec
-    return spec if spec is not None and spec.id in gymnasium.registry and isinstance(spec.entry_point, str) else None
+    if spec is None or spec.id not in gymnasium.registry or not isinstance(spec.entry_point, str):
+        return None
+    made = gymnasium.make(spec)
+    is_same = made.observation_space == env.observation_space and made.action_space == env.action_space
+    made.close()
+    return spec if is_same else None
 
 
 def _describe(checkpoint: Path, policy: Policy, deterministic: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from small_training import SMALL
 
 from asyncrl import TrainConfig, Trainer
 from asyncrl import evaluate as evaluate_command
+from asyncrl.contrib.minari import recording
+from asyncrl.envs.factory import make_env
 
 minari = pytest.importorskip("minari")
 pytest.importorskip("h5py")
@@ -116,6 +119,7 @@ def test_structured_spaces_and_images_come_back_unchanged(tmp_path: Path, capsys
         (("--record=a b-v0",), "is not a name of a Minari dataset: expected one such as hopper/expert-v0"),
         (("--record=first-v0", "--compare=best"), "--compare is not possible with --record"),
         (("--record=first-v0", "--render"), "--render is not possible with --record"),
+        (("--record=first-v0", "--opponents=random"), "--opponents and --record are not possible together"),
     ],
 )
 def test_mistakes_get_a_sentence(
@@ -130,6 +134,29 @@ def test_a_dataset_is_never_replaced(run: Path, capsys: pytest.CaptureFixture[st
     assert evaluate_command.main([str(run), "--episodes=1", "--record=cartpole/first-v0"]) == 2
     assert "There is a Minari dataset cartpole/first-v0: choose another --record" in capsys.readouterr().err
     assert minari.load_dataset("cartpole/first-v0").total_episodes == 5
+
+
+def test_a_dataset_that_cannot_be_written_is_not_a_failure_of_the_environment(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **settings: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", refuse)
+    assert evaluate_command.main([str(run), "--episodes=3", "--record=cartpole/first-v0"]) == 2
+    error = capsys.readouterr().err
+    assert "The Minari dataset cartpole/first-v0 cannot be written: OSError" in error and "No space left" in error
+
+
+def test_an_environment_that_would_be_another_one_is_not_stored(tmp_path: Path) -> None:
+    """Gymnasium makes the game with raw frames, and the episodes have preprocessed ones."""
+    pytest.importorskip("ale_py")
+    game = make_env("ALE/Pong-v5")
+    assert recording._spec_of(game) is None
+    game.close()
+    plain = make_env("CartPole-v1")
+    assert recording._spec_of(plain).id == "CartPole-v1"
+    plain.close()
 
 
 def test_enjoy_does_not_have_the_option(capsys: pytest.CaptureFixture[str]) -> None:

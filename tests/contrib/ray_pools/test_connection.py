@@ -81,8 +81,8 @@ def test_a_cluster_that_has_ended_is_the_end_of_the_run(free_port: int, monkeypa
     assert failed.value.is_final
 
 
-def test_a_pool_refuses_a_processor_that_reorders_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_refuses_a_machine_whose_processes_cannot_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "shares_words", lambda: False)
-    with pytest.raises(RunFailed, match="a pool needs an x86-64 processor") as refused:
+    with pytest.raises(RunFailed, match="a pool needs the native core on the processor of") as refused:
         pool.Pool(cast(Any, None))
     assert refused.value.is_final
