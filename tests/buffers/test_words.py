@@ -15,7 +15,7 @@ from asyncrl.buffers.words import FencedWords, words_of
 from asyncrl.config import host, machine
 from asyncrl.config.machine import Machine
 
-pytestmark = pytest.mark.skipif(not native.LIBRARY.exists(), reason="needs the native core")
+needs_core = pytest.mark.skipif(not native.LIBRARY.exists(), reason="needs the native core")
 
 
 def access() -> tuple[native.LoadWord, native.StoreWord]:
@@ -24,6 +24,7 @@ def access() -> tuple[native.LoadWord, native.StoreWord]:
     return found
 
 
+@needs_core
 def test_both_kinds_of_words_read_and_write_the_same_memory() -> None:
     array = np.array([3, -(2**63), 2**63 - 1, 7], dtype=np.int64)
     view, fenced = memoryview(array), FencedWords(array, access())  # type: ignore[arg-type]
@@ -41,6 +42,7 @@ def test_both_kinds_of_words_read_and_write_the_same_memory() -> None:
             fenced[place] = 1
 
 
+@needs_core
 def test_fenced_words_view_parts_of_arrays_and_keep_their_memory() -> None:
     whole = np.arange(10, dtype=np.int64)
     part = FencedWords(whole[1::3], access())
@@ -54,12 +56,14 @@ def test_fenced_words_view_parts_of_arrays_and_keep_their_memory() -> None:
 @pytest.mark.parametrize("keeps_order", [True, False])
 def test_the_processor_decides_which_words_there_are(monkeypatch: pytest.MonkeyPatch, keeps_order: bool) -> None:
     monkeypatch.setattr(words, "keeps_store_order", lambda: keeps_order)
+    monkeypatch.setattr(words, "word_access", lambda: (int, print))
     assert isinstance(words_of(np.zeros(2, np.int64)), memoryview if keeps_order else FencedWords)
     for wrong in (np.zeros(2, np.int32), np.zeros((2, 2), np.int64)):
         with pytest.raises(ValueError, match="words are int64 with one dimension"):
             words_of(wrong)
 
 
+@needs_core
 def test_without_the_native_core_other_processors_train_in_one_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -73,6 +77,7 @@ def test_without_the_native_core_other_processors_train_in_one_process(
     assert Trainer(in_one_process, preset="none").run().summary.num_updates > 0
 
 
+@needs_core
 def test_the_functions_for_words_have_the_types_of_c() -> None:
     cell = ctypes.c_int64(-(2**62))
     load, store = access()
