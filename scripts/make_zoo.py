@@ -40,11 +40,11 @@ TASKS = {
     "BipedalWalker-v3": 1_000_000,
     "InvertedDoublePendulum-v5": 500_000,
     "Swimmer-v5": 1_000_000,
-    "Hopper-v5": 3_000_000,
-    "Walker2d-v5": 3_000_000,
-    "HalfCheetah-v5": 3_000_000,
-    "Ant-v5": 3_000_000,
-    "Humanoid-v5": 3_000_000,
+    "Hopper-v5": 1_000_000,
+    "Walker2d-v5": 1_000_000,
+    "HalfCheetah-v5": 1_000_000,
+    "Ant-v5": 1_000_000,
+    "Humanoid-v5": 1_000_000,
 }
 """Environment steps of a run."""
 
