@@ -12,7 +12,9 @@ import numpy as np
 from weak_memory import WeakArena, outcomes
 
 from asyncrl.buffers.control import RunControl, WorkerDeaths
+from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import IndexRing, RequestTable
+from asyncrl.buffers.shared_tensors import SharedMoments
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.hyperparameters import NUM_HYPERPARAMETERS
 
@@ -167,6 +169,53 @@ def test_the_learner_takes_a_dead_workers_slot_after_its_last_answer() -> None:
     roles, shapes = [announce, close_requests, take_over], {**DEATHS, "slot": (1, 1)}
     assert outcomes(roles, shapes) == {(None, None, None), (None, None, 9)}
     assert (None, None, 0) in outcomes(roles, shapes, is_fenced=False)
+
+
+def hand_over(arena: WeakArena) -> int:
+    """A worker: writes gradients into its two places, and again into those that were freed."""
+    places, written = GradientPlaces(arena), 0  # type: ignore[arg-type]
+    for number_of_gradient in (1, 2, 3):
+        place = places.free_place(0)
+        if place is None:
+            break
+        places.write(place, np.full(2, number_of_gradient), number_of_gradient)
+        written += 1
+    return written
+
+
+def combine(arena: WeakArena) -> Any:
+    places = GradientPlaces(arena)  # type: ignore[arg-type]
+    taken = places.take(1)
+    if taken is None:
+        return None
+    found = tuple(places.values[taken[0]].tolist())
+    places.free(taken)
+    return found
+
+
+def test_a_gradient_is_taken_whole_and_its_place_is_written_again_only_after_that() -> None:
+    shapes = {"gradients.values": (2, 2), "gradients.state": (2,), "gradients.order": (2,)}
+    found = outcomes([hand_over, combine], shapes)
+    whole = {None, (1, 1), (2, 2)}  # the second, if the first became ready after its place was looked at
+    assert {gradient for _, gradient in found} == whole and {written for written, _ in found} == {2, 3}
+    assert not {gradient for _, gradient in outcomes([hand_over, combine], shapes, is_fenced=False)} <= whole
+
+
+def write_moments(arena: WeakArena) -> None:
+    moments = SharedMoments(arena, "obs")  # type: ignore[arg-type]
+    for count in (1, 2, 3):
+        moments.write_entry(0, np.full(3, count))
+
+
+def read_moments(arena: WeakArena) -> tuple[float, ...]:
+    return tuple(SharedMoments(arena, "obs").entry(0).tolist())  # type: ignore[arg-type]
+
+
+def test_an_entry_of_moments_is_read_whole() -> None:
+    shapes = {"moments.obs.values": (1, 2, 3), "moments.obs.written": (1,)}
+    found = {entry for _, entry in outcomes([write_moments, read_moments], shapes)}
+    assert found == {(count, count, count) for count in range(4)}
+    assert found < {entry for _, entry in outcomes([write_moments, read_moments], shapes, is_fenced=False)}
 
 
 def test_a_count_of_the_control_words_covers_what_was_written_before_it() -> None:

@@ -71,19 +71,24 @@ class WeakWords:
 
 
 class WeakArray:
-    """Data `[rows, columns]`, read and written number by number without any order."""
+    """Data `[..., columns]`, read and written number by number without any order; an index names one row."""
 
     def __init__(self, access: _Accesses, name: str, shape: tuple[int, ...]) -> None:
         self._access, self._name, self.shape = access, name, shape
-        self._columns = shape[1] if len(shape) > 1 else 1
 
-    def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
-        places = range(row * self._columns, (row + 1) * self._columns)
-        return np.array([self._access("load", (self._name, place)) for place in places])
+    def __getitem__(self, row: int | tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return np.array([self._access("load", (self._name, place)) for place in self._places(row)])
 
-    def __setitem__(self, row: int, values: Any) -> None:
-        for column, value in enumerate(np.broadcast_to(values, self._columns).tolist()):
-            self._access("store", (self._name, row * self._columns + column), value)
+    def __setitem__(self, row: int | tuple[int, ...], values: Any) -> None:
+        places = self._places(row)
+        for place, value in zip(places, np.broadcast_to(values, len(places)).tolist(), strict=True):
+            self._access("store", (self._name, place), value)
+
+    def _places(self, row: int | tuple[int, ...]) -> range:
+        """The numbers of a row, as places."""
+        *leading, columns = self.shape
+        first = int(np.ravel_multi_index(np.atleast_1d(row), leading)) * columns
+        return range(first, first + columns)
 
 
 class WeakArena:
