@@ -70,7 +70,10 @@ class GradientPlaces:
         return [place for place, state in enumerate(self._state) if state == PlaceState.READY]
 
     def take(self, count: int) -> list[int] | None:
-        """Takes `count` gradients, of each worker the oldest first (combiner); None while there are fewer."""
+        """Takes `count` gradients, the oldest of those that are ready (combiner); None while there are fewer.
+
+        A worker's second gradient may be taken first if both become ready while the places are looked at.
+        """
         ready = self.ready_places()
         if len(ready) < count:
             return None
