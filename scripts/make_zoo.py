@@ -135,15 +135,16 @@ def table() -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in zoo_names():
-        result, about = results_of(name), json.loads((zoo_folder() / name / _ABOUT).read_text(encoding="utf-8"))
+        result, about = results_of(name), _about(name)
         training, played = about["training"], result.get("deterministic", result)
         sampled = _with_interval(result) if played is not result else "the same"
         seeds = ", ".join(f"{one:.0f}" for one in training["returns_of_seeds"])
         cells = f"{result['env_steps']:,}", f"{training['seconds']:.0f}", str(about["git_commit"])[:8], seeds
         lines.append(f"| {name} | {_with_interval(played)} | {sampled} | {' | '.join(cells)} |")
     commands = [f"asyncrl train {' '.join(flags_of(env, 0))}" for env in TASKS if env.replace("/", "_") in zoo_names()]
-    processors = sorted({_processor(name) for name in zoo_names()})
-    lines += ["", f"Two cores of {', '.join(processors)}. The commands, with `--seed=0` to `--seed=2`:", ""]
+    processors = sorted({_about(name)["machine"]["cpu"] for name in zoo_names()})
+    last = max(len(_about(name)["training"]["returns_of_seeds"]) for name in zoo_names()) - 1
+    lines += ["", f"Two cores of {', '.join(processors)}. The commands, with `--seed=0` to `--seed={last}`:", ""]
     return "\n".join([*lines, "```bash", *commands, "```", ""])
 
 
@@ -177,9 +178,9 @@ def _with_interval(result: Mapping[str, Any]) -> str:
     return f"{result['mean_reward']:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def _processor(name: str) -> str:
-    about = json.loads((zoo_folder() / name / _ABOUT).read_text(encoding="utf-8"))
-    return str(about["machine"]["cpu"])
+def _about(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((zoo_folder() / name / _ABOUT).read_text(encoding="utf-8"))
+    return found
 
 
 def main() -> int:
