@@ -4,10 +4,10 @@
     python scripts/make_zoo.py write --work_dir=zoo_runs               # zoo/NAME and zoo/README.md
     python scripts/make_zoo.py check                                   # plays all again, with other episodes
 
-Each task is trained with several seeds by the command in the table, one run at a time. The policy with the best return
-of deterministic actions over 20 episodes is published, with the files that `asyncrl push` uploads; the returns in the
-table are of 100 other episodes. `check` fails if an interval of 100 episodes with another seed does not reach the
-stored one.
+Each task is trained with several seeds by the command in the table, one run at a time; --work_dir is a relative path,
+because checkpoints have it. The policy with the best return of deterministic actions over 20 episodes is published,
+with the files that `asyncrl push` uploads; the returns in the table are of 100 other episodes. `check` fails if an
+interval of 100 episodes with another seed does not reach the stored one.
 """
 
 from __future__ import annotations

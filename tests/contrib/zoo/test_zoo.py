@@ -36,7 +36,11 @@ def test_the_table_has_the_results_and_the_folder_stays_small() -> None:
     folder = policies.zoo_folder()
     assert (folder / "README.md").read_text() == make_zoo.table()
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < MOST_BYTES
-    assert not [path for path in folder.rglob("*.json") if "command" in json.loads(path.read_text())]
+    assert not [path for path in folder.rglob(policies.RESULTS) if "/" in json.loads(path.read_text())[0]["checkpoint"]]
+    for path in folder.rglob("environment.json"):
+        assert "command" not in json.loads(path.read_text())
+    for path in folder.rglob("state.json"):
+        assert not Path(json.loads(path.read_text())["state"]["config"]["train_dir"]).is_absolute()
 
 
 def test_cartpole_is_played_as_well_as_the_table_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,10 +50,9 @@ def test_cartpole_is_played_as_well_as_the_table_says(capsys: pytest.CaptureFixt
 
 def test_a_run_starts_from_a_policy_of_the_zoo(tmp_path: Path) -> None:
     small = {**SMALL, "eval_every_env_steps": None, "train_for_env_steps": 200, "learning_rate": 0.0}
-    own = load_policy("zoo:CartPole-v1").config.encoder_mlp_layers
-    config = TrainConfig(
-        **{**small, "encoder_mlp_layers": own}, train_dir=str(tmp_path), experiment="next", init_from="zoo:CartPole-v1"
-    )
+    saved = load_policy("zoo:CartPole-v1").config
+    own = {"encoder_mlp_layers": saved.encoder_mlp_layers, "normalize_input": saved.normalize_input}
+    config = TrainConfig(**{**small, **own}, train_dir=str(tmp_path), experiment="next", init_from="zoo:CartPole-v1")
     after = checkpoints.latest(Trainer(config, preset="none").run().folder / "checkpoints")
     before = checkpoints.latest(policies.find("zoo:CartPole-v1") / "checkpoints")
     assert after is not None and before is not None
