@@ -190,20 +190,15 @@ def word_access() -> tuple[LoadWord, StoreWord] | None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    return ctypes.CDLL(str(LIBRARY)) if LIBRARY.exists() else None
-
-
-@functools.cache
 def kernels(instruction_set: str | None = None) -> Kernels | None:
     """The kernels for this processor; None if the library was not built.
 
     Args:
         instruction_set: the largest one to use: avx512, avx2 or sse2; None takes the largest of the processor.
     """
-    library = _library()
-    if library is None:
+    if not LIBRARY.exists():
         return None
+    library = ctypes.CDLL(str(LIBRARY))
     library.asyncrl_kernels.restype = POINTER(_Table)
     library.asyncrl_kernels.argtypes = [ctypes.c_char_p]
     return Kernels(library.asyncrl_kernels(instruction_set and instruction_set.encode()).contents)

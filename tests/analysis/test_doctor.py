@@ -41,7 +41,7 @@ BALANCED = Speeds(9000.0, 5000.0, 20_000.0, 12_000.0, rollout_busy=0.95, learner
         ({}, None),
         ({"descriptors": (-1, -1)}, None),
         ({"machine": Machine(cores=1)}, "Use --serial_mode=True or a machine with more cores"),
-        ({"machine": Machine(cores=8, shares_words=False)}, "Use --serial_mode=True: processes that share memory"),
+        ({"machine": Machine(cores=8, shares_words=False)}, "processes that share memory need the native core"),
         ({"container_cores": 2, "machine": Machine(cores=2)}, "more than 2 of 8 cores"),
         ({"instruction_set": None}, "Install a C compiler"),
         ({"other_load": 0.6}, "which use 60% of the processors"),
