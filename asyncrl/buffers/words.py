@@ -7,7 +7,7 @@ The protocols of this package need of a word, beside that it is read and written
 
 x86-64 keeps the order of stores and that of loads, so there a word is an item of a memoryview. Other processors (ARM)
 keep neither: there the native core reads and writes words, with a fence on both sides, in about half a microsecond.
-Without the native core only a run in one process is possible there, whose words need no order.
+Without the native core only a run in one process is possible there; its words need no order.
 `tests/buffers/test_memory_order.py` runs the protocols on a model of such a processor.
 """
 
