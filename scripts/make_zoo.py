@@ -20,13 +20,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rounds import names_in
 
-from asyncrl.contrib.zoo.policies import results_of, zoo_folder, zoo_names
+from asyncrl.contrib.zoo.policies import by_kind, mean_with_interval, results_of, zoo_folder, zoo_names
 from asyncrl.evaluate import main as evaluate
 
 TASKS = {
@@ -105,7 +105,6 @@ def write(work_dir: Path, tasks: Sequence[str], num_seeds: int) -> None:
             continue
         seed, returns = chosen_seed(work_dir, env, num_seeds)
         run, name = work_dir / run_name(env, seed), env.replace("/", "_")
-        about = json.loads((run / _ABOUT).read_text(encoding="utf-8"))
         seconds = json.loads((run / "summary.json").read_text(encoding="utf-8"))["elapsed_s"]
         target = zoo_folder() / name
         with tempfile.TemporaryDirectory() as place:
@@ -116,9 +115,9 @@ def write(work_dir: Path, tasks: Sequence[str], num_seeds: int) -> None:
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(made, target)
         training = {"seconds": round(seconds, 1), "seed": seed, "returns_of_seeds": [round(one, 1) for one in returns]}
-        changed = {**about, "training": training}
-        changed.pop("command", None)
-        (target / _ABOUT).write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
+        (target / _ABOUT).write_text(
+            json.dumps({**_about(name), "training": training}, indent=2) + "\n", encoding="utf-8"
+        )
     (zoo_folder() / "README.md").write_text(table(), encoding="utf-8")
 
 
@@ -135,12 +134,12 @@ def table() -> str:
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name in zoo_names():
-        result, about = results_of(name), _about(name)
-        training, played = about["training"], result.get("deterministic", result)
-        sampled = _with_interval(result) if played is not result else "the same"
+        kinds, about = results_of(name), _about(name)
+        training = about["training"]
+        returns = (mean_with_interval(kinds.get(kind)) for kind in ("deterministic", "sampled"))
+        steps, seconds = f"{kinds['deterministic']['env_steps']:,}", f"{training['seconds']:.0f}"
         seeds = ", ".join(f"{one:.0f}" for one in training["returns_of_seeds"])
-        cells = f"{result['env_steps']:,}", f"{training['seconds']:.0f}", str(about["git_commit"])[:8], seeds
-        lines.append(f"| {name} | {_with_interval(played)} | {sampled} | {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join((name, *returns, steps, seconds, str(about['git_commit'])[:8], seeds))} |")
     commands = [f"asyncrl train {' '.join(flags_of(env, 0))}" for env in TASKS if env.replace("/", "_") in zoo_names()]
     processors = sorted({_about(name)["machine"]["cpu"] for name in zoo_names()})
     last = max(len(_about(name)["training"]["returns_of_seeds"]) for name in zoo_names()) - 1
@@ -155,27 +154,14 @@ def check(tasks: Sequence[str]) -> bool:
         if name not in zoo_names():
             print(f"{name}: not in the zoo", flush=True)
             continue
-        stored, new = results_of(name), play(zoo_folder() / name, EPISODES, OTHER_SEED + 1)
-        for kind in ("sampled", "deterministic"):
-            before, after = _of_kind(stored, kind), _of_kind(new, kind)
-            if before is None or after is None:
-                continue
-            (low, high), (new_low, new_high) = before["ci95"], after["ci95"]
+        new = by_kind(play(zoo_folder() / name, EPISODES, OTHER_SEED + 1))
+        for kind, before in results_of(name).items():
+            (low, high), (new_low, new_high) = before["ci95"], new[kind]["ci95"]
             meets = new_low <= high and low <= new_high
             are_right &= meets
-            text = f"{_with_interval(before)} stored, {_with_interval(after)} anew"
+            text = f"{mean_with_interval(before)} stored, {mean_with_interval(new[kind])} anew"
             print(f"{name}, {kind} actions: {text}{'' if meets else ': DIFFERENT'}", flush=True)
     return are_right
-
-
-def _of_kind(result: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
-    found: Mapping[str, Any] | None = result if result["actions"] == kind else result.get(kind)
-    return found
-
-
-def _with_interval(result: Mapping[str, Any]) -> str:
-    low, high = result["ci95"]
-    return f"{result['mean_reward']:.1f} [{low:.1f}, {high:.1f}]"
 
 
 def _about(name: str) -> dict[str, Any]:

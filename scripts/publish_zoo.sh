@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ -z "${HF_TOKEN:-}" ] && ! hf auth whoami >/dev/null 2>&1; then
-    echo "There is no token of the Hugging Face Hub: give hf auth login, or set HF_TOKEN." >&2
+    echo "The Hugging Face Hub needs a token: run hf auth login, or set HF_TOKEN." >&2
     exit 2
 fi
 shopt -s nullglob

@@ -6,13 +6,10 @@ asyncrl enjoy zoo:Humanoid-v5
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import BaseModel
 
 from asyncrl.commands.runner import Command
-from asyncrl.contrib.zoo.policies import SCHEME, results_of, zoo_names
+from asyncrl.contrib.zoo.policies import SCHEME, mean_with_interval, results_of, zoo_names
 
 _HEADER = ("policy", "deterministic actions", "sampled actions", "environment steps")
 
@@ -39,16 +36,9 @@ class _Zoo(Command[_Options]):
 
 
 def _row(name: str) -> tuple[str, ...]:
-    result = results_of(name)
-    deterministic = result.get("deterministic", result)
-    sampled = _mean_with_interval(result) if deterministic is not result else "-"
-    return f"{SCHEME}{name}", _mean_with_interval(deterministic), sampled, f"{result['env_steps']:,}"
-
-
-def _mean_with_interval(result: Mapping[str, Any]) -> str:
-    low, high = result["ci95"]
-    digits = 2 if abs(result["mean_reward"]) < 100 else 0
-    return f"{result['mean_reward']:,.{digits}f} [{low:,.{digits}f}, {high:,.{digits}f}]"
+    kinds = results_of(name)
+    returns = (mean_with_interval(kinds.get(kind)) for kind in ("deterministic", "sampled"))
+    return f"{SCHEME}{name}", *returns, f"{kinds['deterministic']['env_steps']:,}"
 
 
 main = _Zoo().main

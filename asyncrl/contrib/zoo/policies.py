@@ -43,8 +43,24 @@ def find(address: str) -> Path:
     return zoo_folder() / name
 
 
-def results_of(name: str) -> dict[str, Any]:
-    """The evaluation of a policy, see `asyncrl.contrib.hub.push`."""
+def results_of(name: str) -> dict[str, dict[str, Any]]:
+    """The evaluation of a policy, see `by_kind`."""
     (result,) = json.loads((zoo_folder() / name / RESULTS).read_text(encoding="utf-8"))
-    found: dict[str, Any] = result
-    return found
+    return by_kind(result)
+
+
+def by_kind(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parts of an evaluation, as `asyncrl evaluate --json` and `asyncrl push` write it, by the kind of actions.
+
+    A policy without noise has only `deterministic`, others have `sampled`, too.
+    """
+    kinds = {"deterministic": result["deterministic"]} if "deterministic" in result else {}
+    return {result["actions"]: result, **kinds}
+
+
+def mean_with_interval(played: dict[str, Any] | None) -> str:
+    """The mean return of one kind of actions with its 95 % interval; a dash without this kind."""
+    if played is None:
+        return "-"
+    low, high = played["ci95"]
+    return f"{played['mean_reward']:.1f} [{low:.1f}, {high:.1f}]"
